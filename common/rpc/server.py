@@ -1,0 +1,123 @@
+"""The life of a gRPC server, the same for every service: options, interceptors, health, reflection, SIGTERM, grace.
+
+Knows how a server is opened and closed, not what it serves.
+
+    async with ... :
+        server = RpcServer(address, security, services=[...])
+        add_XServicer_to_server(servicer, server.grpc)
+        await server.start()          # SERVING
+        await server.wait_for_stop()  # SIGTERM, SIGINT or stop()
+        await server.stop(grace_s)    # NOT_SERVING, running calls finish
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+from typing import IO
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from common.errors import StartupError
+from common.rpc.address import Address, lock_socket
+from common.rpc.interceptors import ErrorInterceptor, TokenInterceptor
+from common.rpc.security import ServerSecurity
+
+log = logging.getLogger(__name__)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class RpcServer:
+    """One gRPC server with health and reflection.
+
+    Args:
+        address: where to listen.
+        security: what callers must show.
+        services: full names of the services that will be added, for health and reflection.
+        max_message_bytes: longest message in either direction.
+        admin_services: those of services that need the admin token.
+        max_concurrent_calls: last defence against floods, well above any queue of the service itself.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        security: ServerSecurity,
+        services: Sequence[str],
+        *,
+        max_message_bytes: int = 16 << 20,
+        admin_services: tuple[str, ...] = (),
+        max_concurrent_calls: int = 4096,
+    ):
+        security.check_listen(address)
+        self.address = address
+        self._security = security
+        self._services = tuple(services)
+        self._lock: IO[str] | None = None
+        self._stop_requested = asyncio.Event()
+        self.grpc = grpc.aio.server(
+            interceptors=[TokenInterceptor(security, admin_services), ErrorInterceptor()],
+            maximum_concurrent_rpcs=max_concurrent_calls,
+            options=[
+                ("grpc.so_reuseport", 0),  # on: a second server on the port would take half of the connections
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                ("grpc.max_concurrent_streams", 1024),
+                ("grpc.keepalive_time_ms", 60_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ],
+        )
+        self.health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
+        names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def start(self) -> None:
+        """Binds, starts and reports SERVING.
+
+        Raises:
+            StartupError: the address is in use or cannot be bound.
+        """
+        if self.address.socket_path is not None:
+            self._lock = lock_socket(self.address.socket_path)
+        credentials = self._security.credentials()
+        try:
+            if credentials is not None:
+                port = self.grpc.add_secure_port(self.address.target, credentials)
+            else:
+                port = self.grpc.add_insecure_port(self.address.target)
+        except RuntimeError as error:
+            raise StartupError(f"cannot listen on {self.address.target}: the address is in use or cannot be bound") from error
+        if self.address.target.endswith(":0"):
+            self.address = Address(f"{self.address.target.rpartition(':')[0]}:{port}")
+        await self.grpc.start()
+        await self.set_serving(True)
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health checks hear, for the server as a whole and for each of its services."""
+        for name in ("", *self._services):
+            await self.health.set(name, _SERVING if serving else _NOT_SERVING)
+
+    def request_stop(self) -> None:
+        """Makes wait_for_stop return."""
+        self._stop_requested.set()
+
+    async def wait_for_stop(self) -> None:
+        """Returns on SIGTERM, SIGINT or request_stop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_requested.set)
+        await self._stop_requested.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """Reports NOT_SERVING, refuses new calls, lets running ones finish for grace_s, then ends them."""
+        await self.set_serving(False)
+        await self.grpc.stop(grace_s)
+        if self._lock is not None:
+            self._lock.close()
