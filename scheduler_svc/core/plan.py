@@ -1,0 +1,125 @@
+"""What a scheduler tells its executor, and what it tells the edge. Plain data that mirrors octavo.executor.v1; no logic."""
+
+from dataclasses import dataclass, field
+
+from common.ids import BlockId, BlockKey, RequestId, SeqId
+from scheduler_svc.core.request import FinishReason, SamplingParams, StopConditions
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """Everything about a sequence, sent once. See octavo.executor.v1.NewSequence."""
+
+    seq_id: SeqId
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: tuple[BlockId, ...]
+    sampling: SamplingParams
+    stop: StopConditions
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one device block onto another before the step."""
+
+    source: BlockId
+    destination: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next num_tokens known tokens of a sequence, and the blocks appended for them."""
+
+    seq_id: SeqId
+    num_tokens: int
+    new_block_ids: tuple[BlockId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step as a delta: drops, then new sequences, then copies, then chunks (decodes first)."""
+
+    step_id: int
+    dropped_seq_ids: tuple[SeqId, ...] = ()
+    new_sequences: tuple[NewSequence, ...] = ()
+    block_copies: tuple[BlockCopy, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedBlock:
+    """A device block and the key of its content."""
+
+    key: BlockKey
+    block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Fill these device blocks from the store; a chain in order of position."""
+
+    load_id: int
+    blocks: tuple[KeyedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """Write these computed device blocks to the store; they stay unchanged until end_save."""
+
+    save_id: int
+    blocks: tuple[KeyedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that the executor drew."""
+
+    seq_id: SeqId
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """News of one sample for the edge.
+
+    Attributes:
+        index: which of the request's n samples.
+        token_ids: new output tokens, a stop token included.
+        finish_reason: None: it goes on.
+        stop_token_id: the stop token that ended it.
+    """
+
+    request_id: RequestId
+    seq_id: SeqId
+    index: int
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error_message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Gauges of now and counters since start of one executor's scheduler; the fields of octavo.scheduler.v1.ExecutorLoad.
+
+    Attributes:
+        num_waiting_tokens: prompt tokens of waiting requests.
+        kv_waste_ratio: slots of used blocks without a token, as a share of the slots of used blocks; shared blocks count once.
+    """
+
+    num_waiting_requests: int = 0
+    num_waiting_tokens: int = 0
+    num_running_requests: int = 0
+    num_running_sequences: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    num_shared_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_free_blocks: int = 0
+    largest_free_run: int = 0
+    mean_run_length: float = 0.0
+    kv_waste_ratio: float = 0.0
+    num_preemptions: int = 0
+    num_discarded_tokens: int = 0
+    cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
