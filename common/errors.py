@@ -28,6 +28,8 @@ OctavoError
     └── ModelRefused         this model cannot be served, with the reason
 """
 
+# ruff: noqa: N818 -- the names say what happened; "Error" at the end of each would add nothing.
+
 import enum
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -13,22 +14,59 @@ from common.rpc.security import ServerSecurity
 from common.rpc.status import abort
 
 log = logging.getLogger(__name__)
-Handler = grpc.RpcMethodHandler[Any, Any]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+Context = grpc.aio.ServicerContext[Any, Any]
+# Strings: the class is generic to type checkers only.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+# A method of a servicer, of any of the four kinds; answers with an awaitable or an asynchronous generator.
+Behaviour = Callable[[Any, Context], Any]
 
 # Probes and tools may look without a token.
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+# By (request_streaming, response_streaming).
+_FACTORIES: dict[tuple[bool, bool], Callable[..., "Handler"]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns an OctavoError into its status, and anything else into INTERNAL with a log entry."""
 
-    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
         """Wraps the handler of one call."""
         handler = await continuation(details)
         if handler is None:
-            return handler
-        return _wrap(handler, details.method)
+            return None
+        method = details.method
+        behaviour = _behaviour(handler)
+
+        async def unary(request: Any, context: Context) -> Any:
+            try:
+                return await behaviour(request, context)
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await _abort_with(error, context, method)
+
+        async def stream(request: Any, context: Context) -> None:
+            try:
+                answer = behaviour(request, context)
+                if isinstance(answer, AsyncGenerator):
+                    # Closed here and now: a client that vanished must not hold its request until the garbage collector comes.
+                    async with aclosing(answer):
+                        async for response in answer:
+                            await context.write(response)
+                else:
+                    await answer  # it writes to the context itself
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await _abort_with(error, context, method)
+
+        return _with_behaviour(handler, stream if handler.response_streaming else unary)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -38,72 +76,38 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         self._security = security
         self._admin_services = admin_services
 
-    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
         """Lets the call through or answers it with UNAUTHENTICATED or PERMISSION_DENIED."""
-        if not details.method.startswith(_OPEN_SERVICES):
-            metadata = dict(details.invocation_metadata or ())
-            authorization = metadata.get("authorization")
-            admin = details.method.split("/")[1] in self._admin_services
-            try:
-                self._security.check_call(authorization if isinstance(authorization, str) else None, admin=admin)
-            except OctavoError as error:
-                return _refuse(await continuation(details), error)
-        return await continuation(details)
-
-
-def _wrap(handler: Handler, method: str) -> Handler:
-    if handler.response_streaming:
-        inner_stream = handler.stream_stream or handler.unary_stream
-
-        async def stream(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> AsyncIterator[Any]:
-            try:
-                async for response in inner_stream(request, context):
-                    yield response
-            except (asyncio.CancelledError, grpc.aio.AbortError):
-                raise
-            except Exception as error:
-                await _abort_with(error, context, method)
-
-        make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-        return make(stream, handler.request_deserializer, handler.response_serializer)  # type: ignore[operator]
-
-    inner = handler.stream_unary or handler.unary_unary
-
-    async def unary(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        handler = await continuation(details)
+        if handler is None or details.method.startswith(_OPEN_SERVICES):
+            return handler
+        authorization = dict(details.invocation_metadata or ()).get("authorization")
+        admin = details.method.split("/")[1] in self._admin_services
         try:
-            return await inner(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception as error:
-            await _abort_with(error, context, method)
-
-    make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-    return make(unary, handler.request_deserializer, handler.response_serializer)  # type: ignore[operator]
-
-
-def _refuse(handler: Handler, error: OctavoError) -> Handler:
-    if handler is None:
+            self._security.check_call(authorization if isinstance(authorization, str) else None, admin=admin)
+        except OctavoError as error:
+            return _with_behaviour(handler, _refusal(error))
         return handler
 
-    async def stream(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> AsyncIterator[Any]:
+
+def _behaviour(handler: Handler) -> Behaviour:
+    behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    return behaviour  # type: ignore[no-any-return]  # typed for synchronous servers
+
+
+def _with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
+    make = _FACTORIES[handler.request_streaming, handler.response_streaming]
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+def _refusal(error: OctavoError) -> Behaviour:
+    async def refuse(request: Any, context: Context) -> None:
         await abort(context, error)
-        yield  # makes this an asynchronous generator
 
-    async def unary(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
-        await abort(context, error)
-
-    match handler.request_streaming, handler.response_streaming:
-        case False, False:
-            return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
-        case False, True:
-            return grpc.unary_stream_rpc_method_handler(stream, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
-        case True, False:
-            return grpc.stream_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
-        case _:
-            return grpc.stream_stream_rpc_method_handler(stream, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
+    return refuse
 
 
-async def _abort_with(error: Exception, context: "grpc.aio.ServicerContext[Any, Any]", method: str) -> None:
+async def _abort_with(error: Exception, context: Context, method: str) -> None:
     if not isinstance(error, OctavoError):
         log.exception("%s failed", method)
         error = OctavoError("internal error; the server's log has the details")

@@ -1,11 +1,15 @@
-"""OctavoError to google.rpc.Status and back: AIP-193, exactly one ErrorInfo each. Knows the error tree and nothing of services."""
+"""OctavoError to google.rpc.Status and back: AIP-193, exactly one ErrorInfo each.
+
+Knows the error tree and the shape of a status. Knows no service.
+"""
 
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from common import errors
@@ -25,17 +29,17 @@ _register(errors.OctavoError)
 
 def to_status(error: errors.OctavoError) -> status_pb2.Status:
     """The wire form of an error."""
-    details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)]
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)]
     packed: list[any_pb2.Any] = []
     if isinstance(error, errors.InvalidParameter):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.problem)
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))  # type: ignore[arg-type]
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, errors.ModelNotFound):
-        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=error.metadata.get("model", "")))  # type: ignore[arg-type]
+        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=error.metadata.get("model", "")))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))  # type: ignore[arg-type]
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     for detail in details:
         any_detail = any_pb2.Any()
         any_detail.Pack(detail)
@@ -99,4 +103,4 @@ def _from_status(status: status_pb2.Status) -> errors.OctavoError:
 
 def code_name(error: errors.OctavoError) -> str:
     """The name of an error's status code, for example "INVALID_ARGUMENT"."""
-    return code_pb2.Code.Name(error.code.value)  # type: ignore[arg-type]
+    return error.code.name
