@@ -1,0 +1,68 @@
+"""What a step's attention needs to know about its packed batch, and one layer's part of the device pool.
+
+Knows shapes. Does not know who allocates blocks, which model runs, or how attention is computed. Layout of the cache
+(docs/kv-layout.md): 16 keys of one head are one vector of a row of `key`, a value is one row of `value`.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's KV in the pool: strided views, dimension 0 steps over whole blocks, the others are contiguous.
+
+    Attributes:
+        key: [num_blocks, num_kv_heads, head_dim_k, block_size].
+        value: [num_blocks, num_kv_heads, block_size, head_dim_v], the dtype of key.
+    """
+
+    key: Tensor
+    value: Tensor
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.key.shape[3]
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """A packed batch of prefill chunks and decodes; sequences of one token come first.
+
+    ```
+    tokens     | seq 0 | seq 1 | seq 2 chunk .......... | seq 3 chunk ... |      num_decodes = 2
+    cu_seqlens_q 0     1       2                         n                num_tokens
+    KV of seq 2  [0, seq_lens[2] - n + 2) was cached before | [.., seq_lens[2]) is written by this step
+    ```
+
+    Attributes:
+        slot_mapping: int64 [num_tokens]; block_id * block_size + offset that each token's KV goes to.
+        block_tables: int32 [num_seqs, max_blocks_per_seq]; entries beyond a sequence's length are never read.
+        cu_seqlens_q: int32 [num_seqs + 1]; first token of each sequence.
+        seq_lens: int32 [num_seqs]; KV length of each sequence, this step's tokens included.
+        num_decodes: the first num_decodes sequences have exactly one token.
+        max_seqlen_q: the most tokens that one sequence has in this step.
+        max_seqlen_k: the largest of seq_lens.
+        block_size: tokens per block.
+    """
+
+    slot_mapping: Tensor
+    block_tables: Tensor
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    num_decodes: int
+    max_seqlen_q: int
+    max_seqlen_k: int
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return self.slot_mapping.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences of the step."""
+        return self.seq_lens.shape[0]
