@@ -1,0 +1,39 @@
+# Two commands for a newcomer: make run, make test. See README.md and CONTRIBUTING.md.
+.PHONY: help run test setup check protos bench-cpu test-gpu clean
+
+help:
+	@echo "make run        set up, start the three services, ask one question, stop them"
+	@echo "make test       set up, check, run all tests that need no GPU"
+	@echo "make setup      the virtual environment .venv (V=1: pip's output)"
+	@echo "make check      linters, types, import rules, protos, stubs, containers"
+	@echo "make protos     generate the stubs in octavo/ from protos/"
+	@echo "make bench-cpu  the CPU workloads against transformers"
+	@echo "make test-gpu   the GPU tests, with PYTHON=python3 of a machine that has a GPU"
+	@echo "make clean      remove .venv and caches"
+
+setup:
+	@scripts/setup
+
+run: setup
+	@.venv/bin/octavo demo
+
+check: setup
+	@scripts/check
+
+# pytest comes last, so that its summary closes the output.
+test: check
+	@.venv/bin/python -m pytest $(PYTEST)
+
+protos: setup
+	@scripts/protos.sh
+
+bench-cpu: setup
+	@.venv/bin/python -m bench.cpu $(BENCH)
+
+# No set-up: GPU machines bring their own PyTorch.
+test-gpu: PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+test-gpu:
+	@$(PYTHON) -m pytest tests/gpu $(PYTEST)
+
+clean:
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

