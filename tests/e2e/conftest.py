@@ -9,47 +9,10 @@ from tests.e2e.reference import Reference
 
 NUM_PROMPTS = 64
 MAX_TOKENS = 12
-_WORDS = [
-    "the",
-    "of",
-    "a",
-    "river",
-    "model",
-    "paper",
-    "green",
-    "7",
-    "12",
-    "345",
-    "stone",
-    "quickly",
-    "under",
-    "window",
-    "memory",
-    "blue",
-    "letter",
-    "engine",
-    "because",
-    "music",
-    "1999",
-    "winter",
-    "train",
-    "small",
-    "coffee",
-    "reads",
-    "every",
-    "cat",
-    "garden",
-    "about",
-    "light",
-    "number",
-    "and",
-    "but,",
-    "market.",
-    "city?",
-    "answer:",
-    "table",
-    "open",
-]
+_TEXT = (
+    "the of a river model paper green 7 12 345 stone quickly under window memory blue letter engine because music 1999 winter "
+    "train small coffee reads every cat garden about light number and but, market. city? answer: table open"
+)
 
 
 def prompt_lengths() -> list[int]:
@@ -81,9 +44,10 @@ def prompts(model_folder: Path) -> list[list[int]]:
 
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     rng = random.Random(17)
+    words = _TEXT.split()
     prompts: list[list[int]] = []
     for length in prompt_lengths():
-        text = " ".join(rng.choice(_WORDS) for _ in range(length + 8))
+        text = " ".join(rng.choice(words) for _ in range(length + 8))
         prompts.append(tokenizer.encode(text).ids[:length])
     return prompts
 

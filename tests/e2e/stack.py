@@ -77,8 +77,10 @@ class Stack:
         """Starts the block store."""
         self.spawn(
             "kvstore",
-            ["kvstore_svc", "--listen", f"unix:{self.folder}/kvstore.sock", "--shm-socket", f"{self.folder}/shm.sock"]
-            + ["--capacity-bytes", str(1 << 30), *self.config.store_flags],
+            [
+                *("kvstore_svc", "--listen", f"unix:{self.folder}/kvstore.sock", "--shm-socket", f"{self.folder}/shm.sock"),
+                *("--capacity-bytes", str(1 << 30), *self.config.store_flags),
+            ],
         )
 
     def start_executor(self, index: int = 0) -> None:
@@ -86,9 +88,11 @@ class Stack:
         store = ["--kvstore", f"unix:{self.folder}/kvstore.sock"] if self.config.with_store else []
         self.spawn(
             f"executor-{index}",
-            ["executor_svc", "--listen", f"unix:{self.folder}/executor-{index}.sock", "--executor-id", f"executor-{index}"]
-            + ["--model", str(self.config.model), "--num-threads", str(self.config.num_threads), *store]
-            + [*self.config.executor_flags],
+            [
+                *("executor_svc", "--listen", f"unix:{self.folder}/executor-{index}.sock", "--executor-id", f"executor-{index}"),
+                *("--model", str(self.config.model), "--num-threads", str(self.config.num_threads), *store),
+                *self.config.executor_flags,
+            ],
         )
 
     def start_scheduler(self) -> None:
@@ -99,8 +103,10 @@ class Stack:
         store = ["--kvstore", f"unix:{self.folder}/kvstore.sock"] if self.config.with_store else []
         self.spawn(
             "scheduler",
-            ["scheduler_svc", "--listen", self.target, "--model", str(self.config.model), *executors, *store]
-            + [*self.config.scheduler_flags],
+            [
+                *("scheduler_svc", "--listen", self.target, "--model", str(self.config.model), *executors, *store),
+                *self.config.scheduler_flags,
+            ],
         )
 
     def wait_ready(self, socket: str, process: str, timeout_s: float = START_TIMEOUT_S) -> None:
