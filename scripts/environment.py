@@ -38,7 +38,7 @@ DIAGNOSES = (
 )
 
 
-class SetupFailed(Exception):
+class SetupError(Exception):
     """Set-up cannot go on; the message is one sentence for a person."""
 
 
@@ -93,19 +93,19 @@ class Pip:
         """Runs pip.
 
         Raises:
-            SetupFailed: pip failed; says why as far as its output tells.
+            SetupError: pip failed; says why as far as its output tells.
         """
         command = [str(self._python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
         if self._verbose:
             if subprocess.run(command).returncode != 0:
-                raise SetupFailed("pip failed, see above")
+                raise SetupError("pip failed, see above")
             return
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         with self._log.open("a") as log:
             log.write(f"$ {' '.join(command)}\n{done.stdout}\n")
         if done.returncode != 0:
             last_lines = "\n".join(done.stdout.strip().splitlines()[-15:])
-            raise SetupFailed(
+            raise SetupError(
                 f"{diagnosis(done.stdout)}\n{last_lines}\n(all of pip's output: {self._log}; V=1 shows it as it comes)"
             )
 
@@ -118,7 +118,7 @@ class Pip:
         path = self._log.with_name("setup-report.json")
         try:
             self.run("install", "--dry-run", "--no-deps", "--report", str(path), *options, requirement)
-        except SetupFailed:
+        except SetupError:
             return None
         found = json.loads(path.read_text())["install"]
         path.unlink()
@@ -188,7 +188,7 @@ def set_up() -> None:
     """All phases.
 
     Raises:
-        SetupFailed: something is missing.
+        SetupError: something is missing.
     """
     folder = ROOT / ".venv"
     stamp = folder / "setup.stamp"
@@ -200,7 +200,7 @@ def set_up() -> None:
     python = folder / "bin" / "python"
     free_bytes = shutil.disk_usage(ROOT).free
     if free_bytes < NEEDED_BYTES and not stamp.exists():
-        raise SetupFailed(f"{ROOT} has {free_bytes / (1 << 30):.1f} GB free, set-up needs about {NEEDED_BYTES >> 30}")
+        raise SetupError(f"{ROOT} has {free_bytes / (1 << 30):.1f} GB free, set-up needs about {NEEDED_BYTES >> 30}")
     if not is_sound(python):
         phases.begin(f"making .venv with Python {sys.version.split()[0]}")
         venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
@@ -234,7 +234,7 @@ def main() -> int:
     """Sets up and reports; the exit status."""
     try:
         set_up()
-    except SetupFailed as failure:
+    except SetupError as failure:
         print(f"\nsetup: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
