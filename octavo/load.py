@@ -1,0 +1,122 @@
+"""What operators see of a server: its parts and its load. Plain, frozen values; fields are those of admin_service.proto."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TierLoad:
+    """One tier of the block store."""
+
+    tier: str
+    capacity_bytes: int
+    used_bytes: int
+    num_blocks: int
+    num_hits: int
+    num_misses: int
+    num_evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLoad:
+    """Load of one executor.
+
+    Attributes:
+        num_used_blocks: in use by a running sequence.
+        num_shared_blocks: used by more than one.
+        num_cached_blocks: not in use, still good for prefix hits.
+        num_free_blocks: neither.
+        kv_waste_ratio: slots of used blocks that hold no token, as a share of all slots of used blocks.
+        step_s: length of a step, lately.
+        idle_ratio: share of the time without a step.
+    """
+
+    executor_id: str
+    connected: bool
+    num_running_sequences: int
+    num_blocks: int
+    num_used_blocks: int
+    num_shared_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+    largest_free_run: int
+    mean_run_length: float
+    kv_waste_ratio: float
+    num_steps: int
+    step_s: float
+    idle_ratio: float
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Gauges of now, and counters since the start of the server.
+
+    Attributes:
+        degraded: degraded paths by name, and how often each was taken.
+        cached_tokens_by_tier: counters.
+    """
+
+    uptime_s: float
+    num_waiting_requests: int
+    num_waiting_tokens: int
+    num_running_requests: int
+    num_finished_requests: int
+    num_failed_requests: int
+    num_cancelled_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    num_discarded_tokens: int
+    executors: tuple[ExecutorLoad, ...]
+    tiers: tuple[TierLoad, ...]
+    degraded: Mapping[str, int]
+    cached_tokens_by_tier: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatus:
+    """One executor as the scheduler sees it."""
+
+    executor_id: str
+    address: str
+    connected: bool
+    model: str
+    backend: str
+    dtype: str
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    memory_bytes: Mapping[str, int]
+    kv_transport: str
+    kv_transport_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvStoreStatus:
+    """The block store as the scheduler sees it; reason says why it is not connected."""
+
+    address: str
+    connected: bool
+    reason: str
+    tiers: tuple[TierLoad, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Version, settings (secrets masked) and peers. kvstore is None when the server has no block store."""
+
+    version: str
+    uptime_s: float
+    settings: Mapping[str, str]
+    executors: tuple[ExecutorStatus, ...]
+    kvstore: KvStoreStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a cache forgot."""
+
+    num_device_blocks: int
+    num_store_blocks: int
