@@ -35,7 +35,15 @@ class AttentionCall:
 
 
 class ForwardContext:
-    """One forward pass: the packed batch, the backend that computes attention, and the cache of every layer."""
+    """One forward pass: the packed batch, the backend that computes attention, and the cache of every layer.
+
+    Attributes:
+        batch: of this step.
+        backend: computes attention.
+        layer_caches: by layer number.
+        rope_lens: int [num_seqs], for models whose rotary frequencies depend on the sequence's length: the length that each
+            sequence is known to reach (all its known tokens, not only this chunk). None: batch.seq_lens.
+    """
 
     def __init__(
         self,
@@ -44,13 +52,6 @@ class ForwardContext:
         layer_caches: Mapping[int, LayerCache] | Sequence[LayerCache],
         rope_lens: torch.Tensor | None = None,
     ) -> None:
-        """
-        Args:
-            batch: of this step.
-            layer_caches: by layer number.
-            rope_lens: int [num_seqs], for models whose rotary frequencies depend on the sequence's length: the length
-                that each sequence is known to reach (all its known tokens, not only this chunk). None: batch.seq_lens.
-        """
         self.batch = batch
         self.backend = backend
         self.layer_caches = layer_caches

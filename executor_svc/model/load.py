@@ -102,6 +102,7 @@ def load_model(
         dtype: "auto" is float32, which every CPU computes at full speed.
         quantization: "int8" stores the weights of linear layers as int8.
         load_format: "random" ignores weight files and draws weights from the seed.
+        seed: of random weights.
         backend: that will serve the model.
         max_model_len: longest sequence to serve; None: what the model allows.
 
