@@ -78,8 +78,8 @@ class RpcServer:
         names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
 
-    async def start(self) -> None:
-        """Binds, starts and reports SERVING.
+    async def start(self, *, serving: bool = True) -> None:
+        """Binds, starts and reports SERVING, or NOT_SERVING until set_serving for a service that has yet to load something.
 
         Raises:
             StartupError: the address is in use or cannot be bound.
@@ -96,8 +96,8 @@ class RpcServer:
             raise StartupError(f"cannot listen on {self.address.target}: the address is in use or cannot be bound") from error
         if self.address.target.endswith(":0"):
             self.address = Address(f"{self.address.target.rpartition(':')[0]}:{port}")
+        await self.set_serving(serving)
         await self.grpc.start()
-        await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:
         """What health checks hear, for the server as a whole and for each of its services."""

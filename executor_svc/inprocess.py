@@ -1,0 +1,43 @@
+"""The executor called in one process: the same engine, driven by the same messages, without gRPC and without a worker."""
+
+import time
+from collections.abc import Callable
+
+from executor_svc import convert
+from executor_svc.engine import Engine, build_engine
+from executor_svc.settings import ExecutorSettings
+from octavo.executor.v1 import executor_service_pb2 as pb
+
+
+class InProcessExecutor:
+    """An engine and one endless session with it. Not for threads.
+
+    Attributes:
+        info: what GetExecutorInfo would answer.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self.info = engine.info
+
+    @classmethod
+    def from_settings(cls, settings: ExecutorSettings, progress: Callable[[str], None] = print) -> "InProcessExecutor":
+        """Builds the engine.
+
+        Raises:
+            StartupError: see build_engine.
+        """
+        return cls(build_engine(settings, progress))
+
+    def execute(self, plan: pb.StepPlan) -> pb.StepResult:
+        """Carries one plan out.
+
+        Raises:
+            InvalidParameter: the plan makes no sense.
+        """
+        outcome = self._engine.runner.execute(convert.plan_from_pb(plan), began_at=time.monotonic())
+        return convert.outcome_to_pb(outcome, idle_s=0.0)
+
+    def reset(self) -> None:
+        """Drops all sequences: the next plan is the first of a session."""
+        self._engine.runner.reset()

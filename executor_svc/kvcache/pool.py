@@ -1,0 +1,140 @@
+"""The device pool of KV blocks: one memory, block-major, that layers see as strided views.
+
+Knows shapes and bytes. Does not know who owns which block (the scheduler does), models, or the store. Layout of a block, see
+"Device block" in docs/kv-layout.md:
+
+    | K of layer 0 | pad | V of layer 0 | pad | K of layer 1 | pad | ... | pad |     pads: parts start at multiples of 64 bytes,
+    0                                                            block_bytes         a block is a multiple of 4,096 bytes
+"""
+
+import mmap
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from common.errors import StartupError
+from common.ids import BlockId
+from executor_svc.kernels.batch import LayerCache
+
+PART_ALIGNMENT = 64
+BLOCK_ALIGNMENT = 4096
+
+
+class KvShape(Protocol):
+    """What the pool asks of a layer: its heads and their sizes."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        ...
+
+    @property
+    def head_dim_k(self) -> int:
+        """Elements of one key."""
+        ...
+
+    @property
+    def head_dim_v(self) -> int:
+        """Elements of one value."""
+        ...
+
+
+def block_bytes(layers: Sequence[KvShape], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of all layers, a multiple of 4,096."""
+    return _part_offsets(layers, block_size, dtype)[-1]
+
+
+class KvPool:
+    """KV of num_blocks blocks on the CPU. All bytes are zero at the start, and their memory is taken at once.
+
+    Attributes:
+        num_blocks, block_size, dtype: as given.
+        block_bytes: of one block, all layers.
+        layer_caches: one per layer of layers, in their order.
+        num_bytes: of the whole pool.
+    """
+
+    def __init__(self, layers: Sequence[KvShape], num_blocks: int, block_size: int, dtype: torch.dtype):
+        """
+        Args:
+            layers: their number of heads and head sizes may all differ.
+            block_size: tokens per block.
+            dtype: of keys and values.
+
+        Raises:
+            StartupError: the memory is not there.
+        """
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        offsets = _part_offsets(layers, block_size, dtype)
+        self.block_bytes = offsets[-1]
+        self.num_bytes = num_blocks * self.block_bytes
+        try:
+            self._memory = mmap.mmap(-1, self.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:
+            raise StartupError(
+                f"no memory for a KV pool of {self.num_bytes:,} bytes ({num_blocks} blocks of {self.block_bytes:,}): {error}; "
+                "lower --kv-memory-bytes or --num-blocks"
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._blocks = np.frombuffer(self._memory, np.uint8).reshape(num_blocks, self.block_bytes)
+        assert self._blocks.ctypes.data % BLOCK_ALIGNMENT == 0, "the pool does not start at a page"
+        self.zero()
+        storage = torch.from_numpy(self._blocks.reshape(-1)).view(dtype)
+        self.layer_caches = [
+            LayerCache(
+                key=_part(storage, self, offsets[2 * i], (spec.num_kv_heads, spec.head_dim_k, block_size)),
+                value=_part(storage, self, offsets[2 * i + 1], (spec.num_kv_heads, block_size, spec.head_dim_v)),
+            )
+            for i, spec in enumerate(layers)
+        ]
+
+    def block_view(self, block_id: BlockId) -> memoryview:
+        """The bytes of one block, writable, block_bytes long."""
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"block {block_id}: the pool has {self.num_blocks}")
+        return self._blocks[block_id].data
+
+    def copy_blocks(self, pairs: Iterable[tuple[BlockId, BlockId]]) -> None:
+        """Copies whole blocks, (source, destination), one after the other."""
+        for source, destination in pairs:
+            self._blocks[destination] = self._blocks[source]
+
+    def zero(self) -> None:
+        """Sets every byte to zero, which also takes the memory from the system."""
+        self._blocks.fill(0)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when views and blocks do not belong together."""
+        assert self.block_bytes % BLOCK_ALIGNMENT == 0
+        start = self._blocks.ctypes.data
+        for cache in self.layer_caches:
+            for part in (cache.key, cache.value):
+                assert (part.data_ptr() - start) % PART_ALIGNMENT == 0, "a layer's part is not aligned"
+                assert part.stride(0) * part.element_size() == self.block_bytes
+                assert start <= part.data_ptr() < start + self.block_bytes
+
+
+def _part_offsets(layers: Sequence[KvShape], block_size: int, dtype: torch.dtype) -> list[int]:
+    """Byte offsets of K and V of every layer in a block, then the bytes of the block."""
+    offsets, end = [], 0
+    for spec in layers:
+        for head_dim in (spec.head_dim_k, spec.head_dim_v):
+            offsets.append(end)
+            end += _round_up(spec.num_kv_heads * head_dim * block_size * dtype.itemsize, PART_ALIGNMENT)
+    return [*offsets, _round_up(end, BLOCK_ALIGNMENT)]
+
+
+def _part(storage: torch.Tensor, pool: KvPool, offset_bytes: int, shape: tuple[int, int, int]) -> torch.Tensor:
+    """View [num_blocks, *shape] of the part that starts at offset_bytes of every block."""
+    itemsize = pool.dtype.itemsize
+    strides = (pool.block_bytes // itemsize, shape[1] * shape[2], shape[2], 1)
+    return storage.as_strided((pool.num_blocks, *shape), strides, offset_bytes // itemsize)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,105 @@
+"""Frames between the gRPC front and its worker over a socket pair. Knows lengths and kinds, not what a frame says.
+
+    u32 number of payload bytes | u8 kind | u32 session | payload           little endian
+
+Bytes of gRPC messages pass through unread. The end of the stream is how either side learns that the other is gone.
+"""
+
+import asyncio
+import enum
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+
+_HEADER = struct.Struct("<IBI")
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is. To the worker: SETTINGS once, then OPEN, COMMAND, CLOSE. To the front: the others."""
+
+    SETTINGS = 1  # JSON of ExecutorSettings
+    OPEN = 2  # a session starts: drop everything of the one before
+    COMMAND = 3  # RunSessionRequest
+    CLOSE = 4  # the session is over
+    READY = 5  # ExecutorInfo; the worker serves from now on
+    OPENED = 6  # the session's turn has come, nothing of the one before moves any more
+    EVENT = 7  # RunSessionResponse
+    FAILED = 8  # text: the session's last command was nonsense; it ends
+    REFUSED = 9  # text: the worker cannot start
+    PROGRESS = 10  # text: what start-up is doing
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message of the pipe; session is 0 where no session is meant."""
+
+    kind: FrameKind
+    session: int = 0
+    payload: bytes = b""
+
+    def encode(self) -> bytes:
+        """The bytes on the pipe."""
+        return _HEADER.pack(len(self.payload), self.kind, self.session) + self.payload
+
+
+class FramePipe:
+    """The worker's end: reads on one thread, writes from any."""
+
+    def __init__(self, connection: socket.socket):
+        self._socket = connection
+        self._write_lock = threading.Lock()
+        self._received = bytearray()
+        self._at_end = False
+
+    def send(self, frame: Frame) -> None:
+        """Writes a frame.
+
+        Raises:
+            ConnectionError: the front is gone.
+        """
+        with self._write_lock:
+            self._socket.sendall(frame.encode())
+
+    def receive(self, *, wait: bool) -> list[Frame] | None:
+        """All frames that have arrived.
+
+        Args:
+            wait: for at least one.
+
+        Returns:
+            Frames in order, none at all if wait is False and nothing came; None once the front is gone.
+        """
+        frames = self._pop_frames()
+        while not self._at_end:
+            try:
+                data = self._socket.recv(1 << 20, 0 if wait and not frames else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return frames
+            except ConnectionError:
+                data = b""
+            self._at_end = not data
+            self._received += data
+            frames += self._pop_frames()
+        return None
+
+    def _pop_frames(self) -> list[Frame]:
+        frames, start = [], 0
+        while len(self._received) - start >= _HEADER.size:
+            length, kind, session = _HEADER.unpack_from(self._received, start)
+            end = start + _HEADER.size + length
+            if end > len(self._received):
+                break
+            frames.append(Frame(FrameKind(kind), session, bytes(self._received[start + _HEADER.size : end])))
+            start = end
+        del self._received[:start]
+        return frames
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """The front's end: the next frame; None once the worker is gone."""
+    try:
+        length, kind, session = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+        return Frame(FrameKind(kind), session, await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

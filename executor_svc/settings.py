@@ -1,0 +1,48 @@
+"""What one executor can be told, by flags and OCTAVO_EXECUTOR_... Knows defaults that need no machine; reads nothing else."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from common.settings import ServiceSettings, settings_config
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def default_cache_dir() -> Path:
+    """Where prepared models are kept."""
+    return Path.home() / ".cache" / "octavo" / "models"
+
+
+class ExecutorSettings(ServiceSettings):
+    """Settings of executor_svc."""
+
+    model_config = settings_config("OCTAVO_EXECUTOR_", "python -m executor_svc")
+
+    listen: str = Field(
+        "127.0.0.1:50061", description="host:port or unix:/path to serve on; beyond this host needs TLS and a token"
+    )
+    executor_id: str = Field("executor-0", min_length=1, description="name of this executor in logs and at the scheduler")
+    model: str = Field(DEFAULT_MODEL, description="the default model's name, a folder, a .gguf file or a hub id")
+    model_name: str = Field("", description='public name, "models/..."; empty: from the model')
+    cache_dir: Path = Field(default_factory=default_cache_dir, description="where converted models are kept")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights and KV; auto: float32 on a CPU")
+    quantization: Literal["none", "int8"] = Field("none", description="int8: linear weights in 8 bits, activations as they are")
+    load_format: Literal["auto", "random"] = Field("auto", description="random: weights of the config's shape, for benchmarks")
+    seed: int = Field(0, ge=0, description="of random weights")
+    backend: Literal["auto", "cpu", "torch"] = Field("auto", description="attention kernels; auto: cpu")
+    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    num_blocks: int = Field(0, ge=0, description="KV blocks; 0: as many as kv_memory_bytes holds")
+    kv_memory_bytes: int = Field(0, ge=0, description="KV pool; 0: a quarter of the memory that is free, at most 4 GiB")
+    max_num_seqs: int = Field(256, ge=1, le=4096, description="most sequences at once")
+    max_num_batched_tokens: int = Field(512, ge=1, le=65536, description="most tokens of one step, decodes and chunks together")
+    max_model_len: int = Field(0, ge=0, description="longest sequence; 0: the model's own limit")
+    num_threads: int = Field(0, ge=0, le=1024, description="compute threads; 0: the cores this process may use")
+    kvstore: str = Field("", description="address of the block store; empty: none")
+    kv_transport: Literal["auto", "shm", "inline"] = Field("auto", description="how blocks reach the store")
+    tls_cert: Path | None = Field(None, description="PEM certificate")
+    tls_key: Path | None = Field(None, description="PEM key of tls_cert")
+    tls_client_ca: Path | None = Field(None, description="PEM authority whose certificates callers must show")
+    token: str = Field("", repr=False, description="callers must send it as bearer token")
+    insecure: bool = Field(False, description="serve beyond this host without TLS and token")
