@@ -7,6 +7,7 @@ prints the folder as its last line.
 import argparse
 import fcntl
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -141,6 +142,17 @@ def _hub_folder(hub_id: str, progress: Progress) -> Path:
         raise StartupError(f"model {hub_id} is not in the local hub cache and cannot be downloaded: {error}") from error
 
 
+def _link(link: Path, folder: Path) -> None:
+    """Points link to folder, in one step for those who read it meanwhile."""
+    unfinished = link.with_name(f".{link.name}.{os.getpid()}")
+    try:
+        unfinished.symlink_to(folder)
+        unfinished.replace(link)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise StartupError(f"cannot make the link {link}: {error}") from error
+
+
 def _short_name(stem: str) -> str:
     """A file's stem as a model name: lower case letters, digits, dots, dashes."""
     return re.sub(r"[^a-z0-9.]+", "-", stem.lower()).strip("-.") or "model"
@@ -151,9 +163,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m executor_svc.model.prepare", description=__doc__)
     parser.add_argument("name", nargs="?", default=DEFAULT_MODEL, help="default model, .gguf file, folder or hub id")
     parser.add_argument("--cache-dir", type=Path, default=DEFAULT_CACHE_DIR, help="where converted models are kept")
+    parser.add_argument("--link", type=Path, help="symbolic link to the folder, made or moved: a path that others can name")
     arguments = parser.parse_args()
     try:
         folder = prepare_model(arguments.name, arguments.cache_dir, lambda line: print(line, flush=True))
+        if arguments.link is not None:
+            _link(arguments.link, folder)
     except StartupError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 1
