@@ -4,12 +4,15 @@ Every path, port, command, user, environment variable, address, volume and healt
 problem; the exit status says whether there was one.
 """
 
+import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -127,7 +130,7 @@ def read_settings(program: Program, env: dict[str, str], flags: list[str]) -> Se
         StartupError, ValidationError: a value or a flag is wrong.
     """
     names = {name: name.removeprefix(program.env_prefix).lower() for name in env if name.startswith(program.env_prefix)}
-    values: dict[str, object] = {key: _decoded(env[name]) for name, key in names.items()}
+    values: dict[str, Any] = {key: _decoded(env[name]) for name, key in names.items()}
     given = load_settings(program.settings_class, flags)
     values |= {name: getattr(given, name) for name in given.model_fields_set}
     return program.settings_class(**values)
@@ -209,8 +212,14 @@ def command_problems(command: list[str]) -> Iterator[str]:
         return
     flags = [word for word in command[3:] if word.startswith("--")]
     if flags and path.with_suffix(".py").exists():
-        shown = subprocess.run([sys.executable, "-m", command[2], "--help"], cwd=ROOT, capture_output=True, text=True).stdout
-        yield from (f"python -m {command[2]}: no flag {flag}" for flag in flags if flag not in shown)
+        known = _flags_of(command[2])
+        yield from (f"python -m {command[2]}: no flag {flag}" for flag in flags if flag not in known)
+
+
+@functools.cache
+def _flags_of(module: str) -> frozenset[str]:
+    done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True)
+    return frozenset(re.findall(r"--[a-z][a-z-]*", done.stdout))
 
 
 def _listen(program: Program, env: dict[str, str]) -> Address | None:
@@ -300,9 +309,9 @@ def address_problems(container: Container, containers: dict[str, Container], com
 def store_problems(container: Container, compose: Compose) -> Iterator[str]:
     """The store's shared memory fits its limit, and its sockets lie in memory, for the services' user alone."""
     limit_bytes = num_bytes(container.service.raw.get("mem_limit", 0))
-    shm_bytes = int(getattr(container.settings, "shm_bytes", 0))
-    if limit_bytes < shm_bytes + (1 << 30):
-        yield f"mem_limit {limit_bytes} does not cover {shm_bytes} bytes of slabs and 1 GiB for the process"
+    slab_bytes = container.settings.capacity_bytes if isinstance(container.settings, KvStoreSettings) else 0
+    if limit_bytes < slab_bytes + (1 << 30):
+        yield f"mem_limit {limit_bytes} does not cover {slab_bytes} bytes of slabs and 1 GiB for the process"
     for path in _paths(container):
         options = compose.volumes.get(container.service.mounted(path) or "", {}).get("driver_opts", {})
         wanted = {"mode=0750", "uid=10001", "gid=10001"}
