@@ -18,7 +18,7 @@ from common.rpc.status import from_rpc_error
 from octavo import calls
 from octavo.answers import Completion, Event, Finished, FinishReason, Model, TextDelta, Tokens
 from octavo.calls import Call, ResponseT, ResultT
-from octavo.errors import InvalidParameter
+from octavo.errors import InvalidParameter, OctavoError, Unavailable
 from octavo.load import Flushed, Load, ServerInfo
 from octavo.prompt import ChatMessage, GenerateOptions, Prompt
 
@@ -92,6 +92,7 @@ class OctavoClient:
         security: ClientSecurity = _NO_SECURITY,
     ):
         address, channel_security = _connection(target, token, security)
+        self._target = address.target
         self._metadata = channel_security.metadata()
         self._timeout_s = timeout_s
         self._channel = sync_channel(address, channel_security)
@@ -155,7 +156,7 @@ class OctavoClient:
         try:
             response = send(call.request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise _error(error, self._target) from error
         return call.convert(response)
 
     def _streamed(self, call: Call[ResponseT, list[ResultT]], timeout_s: float | None) -> Iterator[ResultT]:
@@ -165,7 +166,7 @@ class OctavoClient:
             for response in responses:
                 yield from call.convert(response)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise _error(error, self._target) from error
         finally:
             responses.cancel()
 
@@ -192,6 +193,7 @@ class AsyncOctavoClient:
         security: ClientSecurity = _NO_SECURITY,
     ):
         address, channel_security = _connection(target, token, security)
+        self._target = address.target
         self._metadata = channel_security.metadata()
         self._timeout_s = timeout_s
         self._channel = aio_channel(address, channel_security)
@@ -257,7 +259,7 @@ class AsyncOctavoClient:
                 call.request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise _error(error, self._target) from error
         return call.convert(response)
 
     async def _streamed(self, call: Call[ResponseT, list[ResultT]], timeout_s: float | None) -> AsyncIterator[ResultT]:
@@ -268,7 +270,7 @@ class AsyncOctavoClient:
                 for result in call.convert(response):
                     yield result
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise _error(error, self._target) from error
         finally:
             responses.cancel()
 
@@ -278,3 +280,10 @@ def _connection(target: str, token: str, security: ClientSecurity) -> tuple[Addr
     if token and security.tls_ca is None and not address.is_local and not security.insecure:
         raise InvalidParameter("token", f"is not sent to {target} over a plain connection; give tls_ca, or set insecure")
     return address, ChannelSecurity(security.tls_ca, security.tls_cert, security.tls_key, token)
+
+
+def _error(error: grpc.RpcError, target: str) -> OctavoError:
+    found = from_rpc_error(error)
+    if type(found) is Unavailable and found.message.startswith("failed to connect"):
+        return Unavailable(f"no server answers at {target}: {found.message.rpartition(': ')[2]}")
+    return found

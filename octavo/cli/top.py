@@ -1,0 +1,88 @@
+"""`octavo top`: the load of a server, live."""
+
+import itertools
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from octavo.cli.connection import Target, TlsCa, Token, connect
+from octavo.cli.console import out
+from octavo.cli.sizes import format_bytes
+from octavo.client import DEFAULT_TARGET
+from octavo.load import Load
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    target: Target = DEFAULT_TARGET,
+    token: Token = "",
+    tls_ca: TlsCa = None,
+) -> None:
+    """Watch requests, tokens, blocks and tiers. Ctrl-C ends."""
+    with connect(target, token, tls_ca, timeout_s=30.0) as client:
+        looks = itertools.pairwise(client.watch_load(interval))
+        if once:
+            out.print(page(*next(looks)))
+            return
+        try:
+            with Live(console=out, auto_refresh=False, screen=out.is_terminal) as live:
+                for before, now in looks:
+                    live.update(page(before, now), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def page(before: Load, now: Load) -> RenderableType:
+    """What is shown for two looks, one after the other: rates are differences."""
+    seconds = max(now.uptime_s - before.uptime_s, 1e-9)
+    prompt_rate = (now.num_prompt_tokens - before.num_prompt_tokens) / seconds
+    output_rate = (now.num_output_tokens - before.num_output_tokens) / seconds
+    prompts = max(now.num_prompt_tokens, 1)
+    lines = [
+        f"requests   {now.num_running_requests} running · {now.num_waiting_requests} waiting ({now.num_waiting_tokens:,} tokens)"
+        f" · {now.num_finished_requests:,} finished · {now.num_failed_requests:,} failed"
+        f" · {now.num_cancelled_requests:,} cancelled",
+        f"tokens     {output_rate:,.1f}/s output · {prompt_rate:,.1f}/s prompt · {now.num_output_tokens:,} output"
+        f" · {now.num_prompt_tokens:,} prompt",
+        f"cache      {now.num_cached_tokens:,} prompt tokens not computed ({now.num_cached_tokens / prompts:.0%})"
+        + "".join(f" · {count:,} {tier}" for tier, count in sorted(now.cached_tokens_by_tier.items())),
+        f"batching   {now.num_preemptions:,} preemptions · {now.num_discarded_tokens:,} discarded tokens"
+        f" · up {now.uptime_s:,.0f} s",
+    ]
+    parts: list[RenderableType] = [Text("\n".join(lines)), Text(), _executors(now)]
+    if now.tiers:
+        parts += [Text(), _tiers(now)]
+    if now.degraded:
+        paths = " · ".join(f"{path} {count:,}" for path, count in sorted(now.degraded.items()))
+        parts += [Text(), Text(f"degraded   {paths}", style="yellow")]
+    return Group(*parts)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    return table
+
+
+def _executors(load: Load) -> Table:
+    table = _table("executor", "seqs", "blocks", "used", "shared", "cached", "free", "run", "waste", "step ms", "idle")
+    for one in load.executors:
+        name = Text(one.executor_id) if one.connected else Text(f"{one.executor_id} (lost)", style="red")
+        blocks = (one.num_blocks, one.num_used_blocks, one.num_shared_blocks, one.num_cached_blocks, one.num_free_blocks)
+        shares = (f"{one.kv_waste_ratio:.1%}", f"{one.step_s * 1e3:.1f}", f"{one.idle_ratio:.0%}")
+        table.add_row(name, f"{one.num_running_sequences}", *map(str, blocks), f"{one.largest_free_run}", *shares)
+    return table
+
+
+def _tiers(load: Load) -> Table:
+    table = _table("tier", "used", "capacity", "blocks", "hits", "misses", "evicted")
+    for tier in load.tiers:
+        counts = (tier.num_blocks, tier.num_hits, tier.num_misses, tier.num_evictions)
+        table.add_row(tier.tier, format_bytes(tier.used_bytes), format_bytes(tier.capacity_bytes), *(f"{c:,}" for c in counts))
+    return table
