@@ -9,7 +9,6 @@ from common.errors import StartupError
 
 _FALLBACK_CONTEXT = 2048
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +87,14 @@ def public_name(name: str) -> str:
 
 
 def _max_model_len(text: dict[str, Any]) -> int:
-    """As executor_svc loads it by default: where rotary frequencies change with length, the first set's length."""
+    """As executor_svc loads it by default: with "longrope", the length of the first set of frequencies."""
     longest = next((int(text[key]) for key in _CONTEXT_KEYS if text.get(key)), _FALLBACK_CONTEXT)
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key) or {}
         for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
             kind = part.get("rope_type", part.get("type"))
             original = part.get("original_max_position_embeddings", text.get("original_max_position_embeddings"))
-            if kind in _LENGTH_DEPENDENT_ROPE and original:
+            if kind == "longrope" and original:
                 longest = min(longest, int(original))
     return longest
 

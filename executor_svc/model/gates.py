@@ -11,21 +11,20 @@ from common.errors import ModelRefused
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _INDEXER_ATTRIBUTES = ("index_topk", "index_n_heads", "index_head_dim")
 _RECURRENT_ATTRIBUTES = ("ssm_state_size", "mamba_d_state", "mamba_expand", "linear_num_key_heads", "conv_L_cache", "state_size")
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Rope types whose frequencies depend on the sequence's length."""
 
 
 def default_max_model_len(config: Any) -> int:
     """Longest context that is served unless asked otherwise.
 
-    It is the model's own, except where rotary frequencies change with the sequence's length: there it ends where the
-    first set of frequencies ends, so that a block's content never depends on how long its sequence becomes.
+    It is the model's own, except for rope type "longrope", whose frequencies change with the sequence's length: there it ends
+    where the first set of frequencies ends, so that a block's content never depends on how long its sequence becomes. (Type
+    "dynamic" changes beyond the model's own context only, which is never served.)
     """
     text = config.get_text_config()
     longest = int(getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048)
     for rope in rope_parameters(text):
         original = rope.get("original_max_position_embeddings")
-        if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE and original:
+        if rope.get("rope_type") == "longrope" and original:
             longest = min(longest, int(original))
     return longest
 

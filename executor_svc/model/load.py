@@ -24,6 +24,7 @@ from executor_svc.model.forward_context import ForwardContext, use
 from executor_svc.model.layer_spec import LayerSpec
 from executor_svc.model.random_weights import build_random
 from executor_svc.model.rewrite import rewrite_model
+from executor_svc.model.rotary import make_rotary_per_sequence
 from executor_svc.model.weight_files import check_weight_files, weight_files
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ def load_model(
                 digest = _digest(folder)
                 module = _from_pretrained(folder, config, torch_dtype)
         module.eval().requires_grad_(False)
+        has_length_dependent_rope = make_rotary_per_sequence(module) > 0
         vocab_size = _vocab_size(module, config)
         with clock.phase("self_check"):
             expected = self_check.eager_logits(module, vocab_size)
@@ -153,6 +155,7 @@ def load_model(
             "rope": json.dumps(gates.rope_parameters(config.get_text_config()), sort_keys=True, default=str),
             "layers": repr(specs),
         },
+        has_length_dependent_rope=has_length_dependent_rope,
         phases=clock.seconds,
     )
 
