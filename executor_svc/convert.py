@@ -1,17 +1,18 @@
 """Between octavo.executor.v1 messages and the plain data of core and transfers. No decisions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from common.ids import BlockId, BlockKey, SeqId
 from executor_svc.core.plan import Chunk, NewSequence, StepPlan
+from executor_svc.core.sampling import PositionLogprobs, SamplingParams
 from executor_svc.runner import StepOutcome
 from executor_svc.transfer import Load, LoadDone, Save, SaveDone
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1 import types_pb2
 
 
-def plan_from_pb(message: pb.StepPlan) -> StepPlan[pb.SequenceSampling]:
-    """The plan; sampling stays the message, the sampler reads it once per sequence."""
+def plan_from_pb(message: pb.StepPlan) -> StepPlan[SamplingParams]:
+    """What the scheduler wants computed."""
     return StepPlan(
         step_id=message.step_id,
         dropped_seq_ids=[SeqId(i) for i in message.dropped_seq_ids],
@@ -22,10 +23,88 @@ def plan_from_pb(message: pb.StepPlan) -> StepPlan[pb.SequenceSampling]:
                 num_prompt_tokens=new.num_prompt_tokens,
                 num_computed_tokens=new.num_computed_tokens,
                 block_ids=[BlockId(i) for i in new.block_ids],
-                sampling=new.sampling,
+                sampling=_sampling_from_pb(new.sampling),
             )
             for new in message.new_sequences
         ],
         block_copies=[(BlockId(c.source_block_id), BlockId(c.destination_block_id)) for c in message.block_copies],
         chunks=[Chunk(SeqId(c.seq_id), c.num_tokens, [BlockId(i) for i in c.new_block_ids]) for c in message.chunks],
     )
+
+
+def outcome_to_pb(outcome: StepOutcome, *, idle_s: float) -> pb.StepResult:
+    """What came out of a step."""
+    result = pb.StepResult(
+        step_id=outcome.step_id,
+        errors=[pb.SequenceError(seq_id=failure.seq_id, message=failure.message) for failure in outcome.failures],
+        timings=pb.StepTimings(
+            prepare_s=outcome.prepare_s,
+            forward_s=outcome.forward_s,
+            sample_s=outcome.sample_s,
+            idle_s=idle_s,
+            num_tokens=outcome.num_tokens,
+        ),
+    )
+    for sampled in outcome.sampled:
+        logprobs = None if sampled.logprobs is None else _logprobs_to_pb(sampled.logprobs)
+        result.sampled.add(seq_id=sampled.seq_id, token_id=sampled.token_id, logprobs=logprobs)
+    return result
+
+
+def load_from_pb(message: pb.LoadBlocks) -> Load:
+    """What to bring up from the store."""
+    return Load(message.load_id, _blocks_from_pb(message.blocks), message.timeout_s)
+
+
+def save_from_pb(message: pb.SaveBlocks) -> Save:
+    """What to bring down to the store."""
+    return Save(message.save_id, _blocks_from_pb(message.blocks))
+
+
+def transfer_to_pb(done: LoadDone | SaveDone) -> pb.RunSessionResponse:
+    """What became of a load or save."""
+    if isinstance(done, SaveDone):
+        saved = pb.BlocksSaved(
+            save_id=done.save_id,
+            num_written=done.num_written,
+            num_present=done.num_present,
+            num_failed=done.num_failed,
+            reason=done.reason,
+        )
+        return pb.RunSessionResponse(blocks_saved=saved)
+    loaded = pb.BlocksLoaded(
+        load_id=done.load_id,
+        num_loaded=done.num_loaded,
+        num_by_tier=done.num_by_tier,
+        reason=done.reason,
+        seconds=done.seconds,
+    )
+    return pb.RunSessionResponse(blocks_loaded=loaded)
+
+
+def _sampling_from_pb(message: pb.SequenceSampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        seed=message.seed,
+        logit_bias=dict(message.logit_bias),
+        min_tokens=message.min_tokens,
+        suppressed_until_min_tokens=frozenset(message.suppressed_until_min_tokens),
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+    )
+
+
+def _logprobs_to_pb(logprobs: PositionLogprobs) -> types_pb2.PositionLogprobs:
+    return types_pb2.PositionLogprobs(
+        chosen=types_pb2.TokenLogprob(token_id=logprobs.chosen.token_id, logprob=logprobs.chosen.logprob),
+        top=[types_pb2.TokenLogprob(token_id=token.token_id, logprob=token.logprob) for token in logprobs.top],
+    )
+
+
+def _blocks_from_pb(blocks: Iterable[pb.KeyedBlock]) -> list[tuple[BlockKey, BlockId]]:
+    return [(BlockKey(block.key), BlockId(block.block_id)) for block in blocks]

@@ -51,6 +51,7 @@ def build_engine(settings: ExecutorSettings, progress: Callable[[str], None]) ->
     """Loads, checks, allocates and warms up.
 
     Args:
+        settings: of this executor.
         progress: called with lines for people.
 
     Raises:
@@ -87,7 +88,7 @@ def build_engine(settings: ExecutorSettings, progress: Callable[[str], None]) ->
         pool,
         [spec.layer_idx for spec in model.layer_specs],
         backend=backend,
-        sampler=Sampler(),
+        sampler=Sampler(model.vocab_size),
         limits=limits,
     )
     with phases.timed("warm_up"):
@@ -120,8 +121,8 @@ def build_engine(settings: ExecutorSettings, progress: Callable[[str], None]) ->
         startup_phases=[pb.Phase(name=name, seconds=seconds) for name, seconds in phases.seconds(model.phases)],
     )
     progress(
-        f"ready: {info.dtype} on {info.backend}, {torch.get_num_threads()} threads, {pool.num_blocks} blocks of {pool.block_size} "
-        f"tokens ({pool.num_bytes >> 20} MiB), "
+        f"ready: {info.dtype} on {info.backend}, {torch.get_num_threads()} threads, {pool.num_blocks} blocks of "
+        f"{pool.block_size} tokens ({pool.num_bytes >> 20} MiB); "
         + ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in info.startup_phases)
     )
     return Engine(runner, pool, store, info)
@@ -185,7 +186,7 @@ def _warm_up(runner: ModelRunner, limits: BatchLimits) -> None:
     if num_tokens < 1:
         raise StartupError("max_num_batched_tokens, max_model_len and the KV pool leave no room for a single step")
     blocks = [BlockId(i) for i in range(-(-(num_tokens + 1) // limits.block_size))]
-    new = NewSequence(SeqId(1), [1] * num_tokens, num_tokens, 0, blocks, SamplingParams())
+    new = NewSequence(SeqId(1), [1] * num_tokens, num_tokens, 0, blocks, SamplingParams(temperature=0.0))
     steps = [
         StepPlan(step_id=1, new_sequences=[new], chunks=[Chunk(SeqId(1), num_tokens)]),
         StepPlan(step_id=2, chunks=[Chunk(SeqId(1), 1)]),

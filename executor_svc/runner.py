@@ -77,9 +77,15 @@ class ModelRunner:
         sampler: Sampler,
         limits: BatchLimits,
     ):
-        """
+        """A runner without sequences.
+
         Args:
+            model: computes logits through the pool.
+            pool: KV of all layers.
             layer_indices: the model's layer number of each of pool.layer_caches.
+            backend: attention of the model's layers.
+            sampler: draws tokens from logits.
+            limits: what a plan may ask for.
         """
         self.batch: BatchState[SamplingParams] = BatchState(limits)
         self._model = model
@@ -96,6 +102,7 @@ class ModelRunner:
         """Carries a plan out.
 
         Args:
+            plan: the next one of the session.
             began_at: time.monotonic() from which prepare_s counts; None: now.
 
         Raises:
@@ -171,30 +178,19 @@ class ModelRunner:
         """Draws a token for each row of logits [len(chunks), vocab_size] into sampled; returns those that could not."""
         if not chunks:
             return []
-        # The maximum of a row is finite unless the row holds a NaN or nothing but infinities: cheaper than looking at all.
-        sound = torch.isfinite(logits.amax(dim=-1)).tolist()
-        failures = [
-            self.batch.fail(chunk.sequence.seq_id, "the model's logits are not numbers")
-            for chunk, is_sound in zip(chunks, sound, strict=True)
-            if not is_sound
-        ]
-        if failures:
-            chunks = [chunk for chunk, is_sound in zip(chunks, sound, strict=True) if is_sound]
-            logits = logits[torch.tensor(sound)]
         try:
-            self._draw(chunks, logits, sampled)
+            return self._draw(chunks, logits, sampled)
         except Exception:
             log.exception("sampling of %d sequences failed; sampling each by itself", len(chunks))
-            for row, chunk in enumerate(chunks):
-                try:
-                    self._draw([chunk], logits[row : row + 1], sampled)
-                except Exception as error:
-                    failures.append(self.batch.fail(chunk.sequence.seq_id, f"sampling failed: {_reason(error)}"))
+        failures: list[SequenceFailure] = []
+        for row, chunk in enumerate(chunks):
+            try:
+                failures += self._draw([chunk], logits[row : row + 1], sampled)
+            except Exception as error:
+                failures.append(self.batch.fail(chunk.sequence.seq_id, f"sampling failed: {_reason(error)}"))
         return failures
 
-    def _draw(self, chunks: Sequence[RunnerChunk], logits: Tensor, sampled: dict[SeqId, Sampled]) -> None:
-        if not chunks:
-            return
+    def _draw(self, chunks: Sequence[RunnerChunk], logits: Tensor, sampled: dict[SeqId, Sampled]) -> list[SequenceFailure]:
         rows = [
             SamplingRow(
                 params=chunk.sequence.sampling,
@@ -204,9 +200,15 @@ class ModelRunner:
             for chunk in chunks
         ]
         result = self._sampler.sample(logits, rows)
-        for chunk, token_id, logprobs in zip(chunks, result.token_ids, result.logprobs, strict=True):
-            self.batch.append_token(chunk.sequence.seq_id, token_id)
-            sampled[chunk.sequence.seq_id] = Sampled(chunk.sequence.seq_id, token_id, logprobs)
+        failures: list[SequenceFailure] = []
+        for row, chunk in enumerate(chunks):
+            seq_id = chunk.sequence.seq_id
+            if row in result.errors:
+                failures.append(self.batch.fail(seq_id, result.errors[row]))
+            else:
+                self.batch.append_token(seq_id, result.token_ids[row])
+                sampled[seq_id] = Sampled(seq_id, result.token_ids[row], result.logprobs[row])
+        return failures
 
 
 def _reason(error: Exception) -> str:

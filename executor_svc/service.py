@@ -24,7 +24,7 @@ class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
         self._sessions: set[WorkerSession] = set()
         self._draining = False
 
-    async def RunSession(  # type: ignore[override]
+    async def RunSession(  # noqa: N802  the proto's name
         self, request_iterator: AsyncIterator[pb.RunSessionRequest], context: SessionContext
     ) -> AsyncIterator[pb.RunSessionResponse]:
         """One scheduler's session: Ready first, then events until either side ends it."""
@@ -50,7 +50,9 @@ class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
             session.end()
             self._sessions.discard(session)
 
-    async def GetExecutorInfo(self, request: pb.GetExecutorInfoRequest, context: InfoContext) -> pb.GetExecutorInfoResponse:
+    async def GetExecutorInfo(  # noqa: N802  the proto's name
+        self, request: pb.GetExecutorInfoRequest, context: InfoContext
+    ) -> pb.GetExecutorInfoResponse:
         """What this executor serves."""
         return pb.GetExecutorInfoResponse(info=self._worker.info(), in_session=self._worker.in_session)
 

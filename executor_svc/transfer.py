@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.ids import BlockId, BlockKey
@@ -71,7 +71,7 @@ class LoadDone:
 
     load_id: int
     num_loaded: int = 0
-    num_by_tier: dict[str, int] | None = None
+    num_by_tier: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     seconds: float = 0.0
 
@@ -91,8 +91,10 @@ class TransferThread:
     """Carries out loads and saves one by one, loads first: a request waits for a load, nobody for a save."""
 
     def __init__(self, pool: KvPool, store: BlockStore | None, report: Callable[[int, LoadDone | SaveDone], None]):
-        """
+        """Starts the thread.
+
         Args:
+            pool: whose blocks are read and written.
             store: None: every load is a miss and every save fails, with that reason.
             report: called on the transfer thread with the session and the outcome.
         """
@@ -113,8 +115,10 @@ class TransferThread:
         self._queue.put((0 if isinstance(transfer, Load) else 1, self._num_submitted, session, transfer))
 
     def start_session(self, session: int) -> None:
-        """Forgets what is queued of older sessions and waits for the transfer that runs, so that no copy of an older session
-        touches a block of the new one."""
+        """Forgets what is queued of older sessions and waits for the transfer that runs.
+
+        No copy of an older session touches a block of the new one after that.
+        """
         with self._idle:
             self._session = session
             self._idle.wait_for(lambda: not self._busy)
@@ -152,10 +156,16 @@ class TransferThread:
                 return LoadDone(transfer.load_id, reason=reason)
             return SaveDone(transfer.save_id, num_failed=len(transfer.blocks), reason=reason)
         blocks = [(key, self._pool.block_view(block_id)) for key, block_id in transfer.blocks]
-        if isinstance(transfer, Save):
-            saved = self._store.save(blocks)
-            return SaveDone(transfer.save_id, saved.num_written, saved.num_present, saved.num_failed, saved.reason)
         started = time.monotonic()
-        loaded = self._store.load(blocks, transfer.timeout_s)
+        try:
+            if isinstance(transfer, Save):
+                saved = self._store.save(blocks)
+                return SaveDone(transfer.save_id, saved.num_written, saved.num_present, saved.num_failed, saved.reason)
+            loaded = self._store.load(blocks, transfer.timeout_s)
+        except Exception as error:  # a bug of the client, which promises not to raise: somebody waits for the answer
+            log.exception("the block store's client failed")
+            if isinstance(transfer, Save):
+                return SaveDone(transfer.save_id, num_failed=len(blocks), reason=repr(error))
+            return LoadDone(transfer.load_id, reason=repr(error))
         seconds = time.monotonic() - started
         return LoadDone(transfer.load_id, loaded.num_loaded, dict(loaded.num_by_tier), loaded.reason, seconds)

@@ -280,7 +280,8 @@ class BatchState(Generic[SamplingT]):
         self._append_blocks(sequence, new.block_ids)
         if sequence.num_blocks * limits.block_size < new.num_computed_tokens:
             raise SequenceFailed(
-                f"num_computed_tokens: {new.num_computed_tokens} do not fit in {sequence.num_blocks} blocks of {limits.block_size}"
+                f"num_computed_tokens: {new.num_computed_tokens} do not fit in {sequence.num_blocks} blocks of "
+                f"{limits.block_size}"
             )
 
     def _append_blocks(self, sequence: BatchSequence[SamplingT], block_ids: Sequence[int]) -> None:

@@ -57,9 +57,11 @@ class KvPool:
     """
 
     def __init__(self, layers: Sequence[KvShape], num_blocks: int, block_size: int, dtype: torch.dtype):
-        """
+        """Allocates.
+
         Args:
             layers: their number of heads and head sizes may all differ.
+            num_blocks: at least one.
             block_size: tokens per block.
             dtype: of keys and values.
 
@@ -97,7 +99,7 @@ class KvPool:
         """The bytes of one block, writable, block_bytes long."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"block {block_id}: the pool has {self.num_blocks}")
-        return self._blocks[block_id].data
+        return memoryview(self._memory)[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
     def copy_blocks(self, pairs: Iterable[tuple[BlockId, BlockId]]) -> None:
         """Copies whole blocks, (source, destination), one after the other."""

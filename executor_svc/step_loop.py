@@ -1,0 +1,96 @@
+"""The worker's main thread: commands of one session after the other, in their order. Knows frames, plans and the engine.
+
+It never waits for the scheduler while a plan is queued: the next step starts as soon as the result of the one before is
+written. Loads and saves are handed to the transfer thread and run beside the steps.
+"""
+
+import logging
+import time
+from collections import deque
+
+from common.errors import InvalidParameter
+from executor_svc import convert
+from executor_svc.engine import Engine
+from executor_svc.pipe import Frame, FrameKind, FramePipe
+from executor_svc.transfer import LoadDone, SaveDone, TransferThread
+from octavo.executor.v1 import executor_service_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """Carries out the commands of one session after the other, on the main thread."""
+
+    def __init__(self, pipe: FramePipe, engine: Engine):
+        self._pipe = pipe
+        self._runner = engine.runner
+        self._transfers = TransferThread(engine.pool, engine.store, self._send_transfer)
+        self._session = 0
+        self._commands: deque[tuple[float, bytes]] = deque()
+        self._step_ended_at = time.monotonic()
+
+    def run(self) -> None:
+        """Returns once the front is gone."""
+        try:
+            while (frames := self._pipe.receive(wait=not self._commands)) is not None:
+                for frame in frames:
+                    self._accept(frame)
+                if self._commands:
+                    self._carry_out(*self._commands.popleft())
+        except ConnectionError:
+            log.info("the front is gone")
+        self._transfers.stop()
+
+    def _accept(self, frame: Frame) -> None:
+        """Takes a frame in; no step runs meanwhile, so an old session's sequences go at once."""
+        match frame.kind:
+            case FrameKind.OPEN:
+                self._end_session()
+                self._session = frame.session
+                self._transfers.start_session(frame.session)
+                self._pipe.send(Frame(FrameKind.OPENED, frame.session))
+            case FrameKind.COMMAND if frame.session == self._session:
+                self._commands.append((time.monotonic(), frame.payload))
+            case FrameKind.CLOSE if frame.session == self._session:
+                self._end_session()
+            case _:
+                log.debug("frame %s of session %d ignored", frame.kind.name, frame.session)
+
+    def _end_session(self) -> None:
+        self._commands.clear()
+        self._runner.reset()
+        self._session = 0
+
+    def _carry_out(self, arrived_at: float, payload: bytes) -> None:
+        command = pb.RunSessionRequest.FromString(payload)
+        match command.WhichOneof("command"):
+            case "plan":
+                self._step(arrived_at, command.plan)
+            case "load_blocks":
+                self._transfers.submit(self._session, convert.load_from_pb(command.load_blocks))
+            case "save_blocks":
+                self._transfers.submit(self._session, convert.save_from_pb(command.save_blocks))
+            case other:
+                self._fail_session(f"command: {other} is not expected here")
+
+    def _step(self, arrived_at: float, message: pb.StepPlan) -> None:
+        began_at = max(arrived_at, self._step_ended_at)
+        idle_s = max(0.0, arrived_at - self._step_ended_at)
+        try:
+            outcome = self._runner.execute(convert.plan_from_pb(message), began_at=began_at)
+        except InvalidParameter as error:
+            self._fail_session(error.message)
+            return
+        result = convert.outcome_to_pb(outcome, idle_s=idle_s)
+        self._pipe.send(Frame(FrameKind.EVENT, self._session, pb.RunSessionResponse(result=result).SerializeToString()))
+        self._step_ended_at = time.monotonic()
+
+    def _fail_session(self, message: str) -> None:
+        """The scheduler sent nonsense: its session ends, the process goes on."""
+        log.warning("session %d ends: %s", self._session, message)
+        self._pipe.send(Frame(FrameKind.FAILED, self._session, message.encode()))
+        self._end_session()
+
+    def _send_transfer(self, session: int, done: LoadDone | SaveDone) -> None:
+        """Runs on the transfer thread."""
+        self._pipe.send(Frame(FrameKind.EVENT, session, convert.transfer_to_pb(done).SerializeToString()))
