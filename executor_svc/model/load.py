@@ -131,7 +131,7 @@ def load_model(
         has_length_dependent_rope = make_rotary_per_sequence(module) > 0
         vocab_size = _vocab_size(module, config)
         with clock.phase("self_check"):
-            expected = self_check.eager_logits(module, vocab_size)
+            expected = self_check.eager_logits(module, vocab_size, length)
             specs = self_check.trace_layers(module, backend, num_layers)
             self_check.check_paged(module, backend, specs, expected, torch_dtype)
         with clock.phase("rewrite"):

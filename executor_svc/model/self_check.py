@@ -5,7 +5,7 @@ model is tried at load: a few tokens of two sequences as packed chunks and decod
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,8 @@ from executor_svc.model.forward_context import AttentionCall, ForwardContext, us
 from executor_svc.model.layer_spec import LayerSpec
 
 BLOCK_SIZE = 16
-SEQUENCE_LENS = (21, 10)
-"""Tokens of the two sequences; the first spans two blocks."""
-STEPS = (((0, 13), (1, 7)), ((1, 1), (0, 6)), ((1, 1), (0, 1)), ((0, 1), (1, 1)))
-"""Per step the (sequence, num_tokens) of the packed batch, decodes first: chunks, a mix, decodes only."""
+SEQUENCE_LENS = (21, 8)
+"""Tokens of the two sequences, fewer where the model's context ends before; the first spans two blocks."""
 FP32_TOLERANCE = 5e-4
 LOW_PRECISION_TOLERANCE = 6e-2
 """Largest difference of logits, relative to the largest logit. Below fp32, rounding may flip an expert's choice, so the
@@ -81,8 +79,14 @@ class _Counting(ForwardContext):
 
 
 @torch.inference_mode()
-def eager_logits(module: nn.Module, vocab_size: int, seed: int = 0) -> EagerLogits:
+def eager_logits(module: nn.Module, vocab_size: int, max_model_len: int, seed: int = 0) -> EagerLogits:
     """Runs the model by itself, one sequence at a time, without a cache. Call it before anything is changed.
+
+    Args:
+        module: a transformers causal language model.
+        vocab_size: random token ids are below it.
+        max_model_len: tokens of a sequence at most.
+        seed: of the token ids.
 
     Raises:
         ModelRefused: the model itself fails or computes NaN.
@@ -90,7 +94,7 @@ def eager_logits(module: nn.Module, vocab_size: int, seed: int = 0) -> EagerLogi
     family = _family(module)
     _set_attention(module, "eager")
     generator = torch.Generator().manual_seed(seed)
-    token_ids = [torch.randint(0, vocab_size, (length,), generator=generator) for length in SEQUENCE_LENS]
+    token_ids = [torch.randint(0, vocab_size, (min(length, max_model_len),), generator=generator) for length in SEQUENCE_LENS]
     try:
         logits = [module(input_ids=ids[None], use_cache=False).logits[0].float() for ids in token_ids]
     except Exception as error:
@@ -178,12 +182,11 @@ def paged_differences(
         for spec in layer_specs
     }
     largest = max(float(row.abs().max()) for row in expected.logits)
-    computed = [0, 0]
+    lens = [len(ids) for ids in expected.token_ids]
     differences: list[Tensor] = []
-    for step in STEPS:
-        parts = [(seq, computed[seq], computed[seq] + num_tokens) for seq, num_tokens in step]
+    for parts in _steps(lens):
         batch = _batch(parts, block_tables, block_size=BLOCK_SIZE)
-        rope_lens = torch.tensor([SEQUENCE_LENS[seq] for seq, _, _ in parts], dtype=torch.int32)
+        rope_lens = torch.tensor([lens[seq] for seq, _, _ in parts], dtype=torch.int32)
         context = _Counting(batch, backend, caches, rope_lens)
         input_ids = torch.cat([expected.token_ids[seq][start:end] for seq, start, end in parts])
         position_ids = torch.cat([torch.arange(start, end) for _, start, end in parts])
@@ -195,9 +198,27 @@ def paged_differences(
         _check_calls(family, context.calls, len(layer_specs))
         want = torch.cat([expected.logits[seq][start:end] for seq, start, end in parts])
         differences.append((logits.float() - want).abs().amax(dim=1) / largest)
-        for seq, _, end in parts:
-            computed[seq] = end
     return torch.cat(differences)
+
+
+def _steps(lens: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """The packed batches of the check as (sequence, start, end), decodes first: chunks, a mix, decodes only."""
+    computed = [0] * len(lens)
+    for step in range(sum(lens)):
+        parts = []
+        for seq, length in enumerate(lens):
+            if step == 0:
+                end = max(1, length * 3 // 5)
+            elif step == 1 and seq == 0:
+                end = max(computed[seq], length - 2)
+            else:
+                end = min(computed[seq] + 1, length)
+            if end > computed[seq]:
+                parts.append((seq, computed[seq], end))
+                computed[seq] = end
+        if not parts:
+            return
+        yield sorted(parts, key=lambda part: part[2] - part[1] != 1)
 
 
 def _batch(parts: Sequence[tuple[int, int, int]], block_tables: Sequence[Sequence[int]], *, block_size: int) -> AttentionBatch:
