@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from common.errors import StartupError
 from common.rpc.address import Address
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -59,12 +60,19 @@ class ChannelSecurity:
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """Credentials for a secure channel; None for a plain one."""
+        """Credentials for a secure channel; None for a plain one.
+
+        Raises:
+            StartupError: a file cannot be read.
+        """
         if self.tls_ca is None:
             return None
-        key = self.tls_key.read_bytes() if self.tls_key else None
-        cert = self.tls_cert.read_bytes() if self.tls_cert else None
-        return grpc.ssl_channel_credentials(self.tls_ca.read_bytes(), key, cert)
+        try:
+            key = self.tls_key.read_bytes() if self.tls_key else None
+            cert = self.tls_cert.read_bytes() if self.tls_cert else None
+            return grpc.ssl_channel_credentials(self.tls_ca.read_bytes(), key, cert)
+        except OSError as error:
+            raise StartupError(f"cannot read TLS files: {error}") from error
 
 
 def aio_channel(address: Address, security: ChannelSecurity | None = None) -> grpc.aio.Channel:

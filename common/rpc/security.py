@@ -45,9 +45,15 @@ class ServerSecurity:
             )
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials for add_secure_port; None for a plain port."""
-        if self.tls_cert is None or self.tls_key is None:
+        """Credentials for add_secure_port; None for a plain port.
+
+        Raises:
+            StartupError: a file is missing, or cannot be read.
+        """
+        if self.tls_cert is None and self.tls_key is None and self.tls_client_ca is None:
             return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise StartupError("TLS needs both --tls-cert and --tls-key")
         try:
             ca = self.tls_client_ca.read_bytes() if self.tls_client_ca else None
             pair = (self.tls_key.read_bytes(), self.tls_cert.read_bytes())
@@ -69,7 +75,8 @@ class ServerSecurity:
         needed = (self.admin_token or self.token) if admin else self.token
         if not needed:
             return
-        sent = (authorization or "").removeprefix("Bearer ").encode()
+        scheme, _, token = (authorization or "").partition(" ")
+        sent = token.encode() if scheme == "Bearer" else b""
         if hmac.compare_digest(sent, needed.encode()) or (
             self.admin_token and hmac.compare_digest(sent, self.admin_token.encode())
         ):
