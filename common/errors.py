@@ -23,6 +23,7 @@ OctavoError
 ├── StaleEpoch               the peer restarted: open a new session
 ├── LeaseExpired
 ├── ChecksumMismatch
+├── NoSharedMemory           the store's memory cannot be mapped here; its inline calls work
 ├── SequenceFailed           one sequence could not be computed; the others go on
 └── StartupError             a process cannot start; the message says what to do. Never on the wire
     └── ModelRefused         this model cannot be served, with the reason
@@ -221,6 +222,12 @@ class ChecksumMismatch(OctavoError):
 
     code = Code.DATA_LOSS
     reason = "CHECKSUM_MISMATCH"
+
+
+class NoSharedMemory(OctavoError):
+    """The store's shared memory cannot be used from here; the message says why. The inline calls work. Never on the wire."""
+
+    reason = "NO_SHARED_MEMORY"
 
 
 class SequenceFailed(OctavoError):

@@ -245,17 +245,21 @@ class Slab(_message.Message):
 
     SLAB_ID_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
     slab_id: _builtins.int
     size_bytes: _builtins.int
+    nonce: _builtins.int
+    """Random; the slab's header repeats it, so that a client knows that it mapped the right memory."""
     def __init__(
         self,
         *,
         slab_id: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        nonce: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "slab_id", b"slab_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "size_bytes", b"size_bytes", "slab_id", b"slab_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -583,20 +587,26 @@ class ReleaseBlocksRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
+    SUSPECT_LEASE_IDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     epoch: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def suspect_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of lease_ids whose bytes failed the client's verification: the store checks them too and drops what is bad."""
+
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         lease_ids: _abc.Iterable[_builtins.int] | None = ...,
+        suspect_lease_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_ids", b"lease_ids", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_ids", b"lease_ids", "session_id", b"session_id", "suspect_lease_ids", b"suspect_lease_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -949,10 +959,13 @@ class GetStatsResponse(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     NUM_CHECKSUM_MISMATCHES_FIELD_NUMBER: _builtins.int
     NUM_FENCED_SESSIONS_FIELD_NUMBER: _builtins.int
+    NUM_QUARANTINED_BLOCKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     uptime_s: _builtins.float
     num_checksum_mismatches: _builtins.int
     num_fenced_sessions: _builtins.int
+    num_quarantined_blocks: _builtins.int
+    """Reserved room of fenced sessions whose process is still there."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierStats]: ...
     @_builtins.property
@@ -966,10 +979,11 @@ class GetStatsResponse(_message.Message):
         sessions: _abc.Iterable[Global___SessionStats] | None = ...,
         num_checksum_mismatches: _builtins.int = ...,
         num_fenced_sessions: _builtins.int = ...,
+        num_quarantined_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "num_checksum_mismatches", b"num_checksum_mismatches", "num_fenced_sessions", b"num_fenced_sessions", "sessions", b"sessions", "tiers", b"tiers", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "num_checksum_mismatches", b"num_checksum_mismatches", "num_fenced_sessions", b"num_fenced_sessions", "num_quarantined_blocks", b"num_quarantined_blocks", "sessions", b"sessions", "tiers", b"tiers", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

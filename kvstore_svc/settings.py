@@ -1,0 +1,80 @@
+"""What the block store can be told. Flags and OCTAVO_KVSTORE_* variables; nothing else configures it."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from pydantic import Field, SecretStr, model_validator
+
+from common.rpc.address import Address
+from common.rpc.security import ServerSecurity
+from common.settings import ServiceSettings, settings_config
+from common.shm.slab import MIN_SLAB_BYTES
+
+MAX_SLABS = 4096
+
+
+class KvStoreSettings(ServiceSettings):
+    """Settings of kvstore_svc."""
+
+    model_config = settings_config("OCTAVO_KVSTORE_", "python -m kvstore_svc")
+
+    listen: str = Field("127.0.0.1:50071", description="host:port or unix:/path of the gRPC server")
+    shm_socket: str = Field(
+        "", description="path of the socket that hands out shared memory; empty: in a private folder below the temporary one"
+    )
+    allowed_uids: str = Field(
+        "", description="numeric user ids, separated by commas, that may map the shared memory; empty: the user of this process"
+    )
+    capacity_bytes: int = Field(1 << 30, ge=MIN_SLAB_BYTES, description="shared memory for blocks")
+    slab_bytes: int = Field(256 << 20, ge=MIN_SLAB_BYTES, description="shared memory comes in pieces of this size")
+    session_ttl_s: float = Field(10.0, gt=0, description="a session that is silent for longer is fenced")
+    heartbeat_s: float = Field(2.0, gt=0, description="how often clients give a sign of life")
+    quarantine_s: float = Field(
+        300.0, ge=0, description="memory that a silent but living process may still write is reported as lost after this time"
+    )
+    tls_cert: Path | None = Field(None, description="PEM file of the server's certificate")
+    tls_key: Path | None = Field(None, description="PEM file of its key")
+    tls_client_ca: Path | None = Field(None, description="PEM file of the authority whose certificates clients must show")
+    token: SecretStr = Field(SecretStr(""), description="bearer token that callers must send; empty: none")
+    insecure: bool = Field(False, description="listen beyond this host without TLS and token")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "KvStoreSettings":
+        if self.heartbeat_s * 2 > self.session_ttl_s:
+            raise ValueError(f"heartbeat-s {self.heartbeat_s} must be at most half of session-ttl-s {self.session_ttl_s}")
+        if self.capacity_bytes // self.slab_bytes >= MAX_SLABS:
+            raise ValueError(f"capacity-bytes / slab-bytes must be below {MAX_SLABS} slabs; raise slab-bytes")
+        if any(not part.strip().isdigit() for part in self.allowed_uids.split(",") if part):
+            raise ValueError(f"allowed-uids {self.allowed_uids!r}: expected numbers separated by commas")
+        return self
+
+    def address(self) -> Address:
+        """Where to listen.
+
+        Raises:
+            StartupError: listen is no address.
+        """
+        return Address.parse(self.listen)
+
+    def shm_socket_path(self) -> Path:
+        """Path of the file descriptor socket; by default different for every address."""
+        if self.shm_socket:
+            return Path(self.shm_socket)
+        name = hashlib.blake2b(self.listen.encode(), digest_size=6).hexdigest()
+        return Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}" / f"kvstore-{name}.shm"
+
+    def uids(self) -> frozenset[int]:
+        """Users that may map the shared memory."""
+        return frozenset(int(part) for part in self.allowed_uids.split(",") if part) or frozenset({os.getuid()})
+
+    def security(self) -> ServerSecurity:
+        """What callers must show."""
+        return ServerSecurity(
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            tls_client_ca=self.tls_client_ca,
+            token=self.token.get_secret_value(),
+            insecure=self.insecure,
+        )

@@ -1,0 +1,85 @@
+"""What a tier below shared memory promises. Knows keys and bytes, not leases, sessions or gRPC.
+
+The stack above it verifies every block that comes up, so a tier may return wrong bytes, but never another block's checksum.
+Blocks are immutable and content-addressed: a key has one value for ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.ids import BlockKey
+from kvstore_svc.core.block import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """What is kept beside a block's bytes.
+
+    Attributes:
+        checksum: xxh3-128 of the bytes.
+    """
+
+    key: BlockKey
+    layout: Layout
+    checksum: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """Of one tier: gauges of now, counters since its start."""
+
+    capacity_bytes: int
+    used_bytes: int
+    num_blocks: int
+    num_hits: int
+    num_misses: int
+    num_evictions: int
+    num_writes: int
+
+
+class LowerTier(Protocol):
+    """A slower and larger place for blocks. No method raises for a device or a server that fails: that is a miss.
+
+    Attributes:
+        name: "disk" or "redis".
+    """
+
+    name: str
+
+    async def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """Whether each key is here now. It may be gone when get asks for it."""
+        ...
+
+    async def get(self, key: BlockKey, into: memoryview) -> StoredBlock | None:
+        """Writes a block's bytes.
+
+        Args:
+            key: of the block.
+            into: writable, as long as the block; what is in it after a miss is undefined. The tier must not write to it
+                after get has returned or has been cancelled.
+
+        Returns:
+            What was kept beside the bytes; None: not here, of another length, or the tier failed.
+        """
+        ...
+
+    async def put(self, block: StoredBlock, data: memoryview) -> bool:
+        """Keeps a copy; a key that is here already is left alone. data is valid until put returns.
+
+        Returns:
+            False: no room, or the tier failed.
+        """
+        ...
+
+    async def evict(self, key: BlockKey) -> bool:
+        """Forgets a block; False: it was not here. A get of it that is under way may still succeed."""
+        ...
+
+    async def clear(self, fingerprint: bytes | None) -> int:
+        """Forgets every block of a layout, or all; returns how many."""
+        ...
+
+    def counts(self) -> TierCounts:
+        """For GetStats."""
+        ...
