@@ -1,0 +1,53 @@
+"""Settings of scheduler_svc. Knows names, ranges and defaults; starts nothing."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from common.rpc.security import ServerSecurity
+from common.settings import ServiceSettings, settings_config
+
+
+class SchedulerSettings(ServiceSettings):
+    """What scheduler_svc can be told, by flag or by OCTAVO_SCHEDULER_*."""
+
+    model_config = settings_config("OCTAVO_SCHEDULER_", "scheduler_svc")
+
+    listen: str = Field("127.0.0.1:50051", description="host:port or unix:/path of the public API")
+    executors: list[str] = Field(default_factory=list, description="addresses of executor_svc processes")
+    kvstore: str = Field("", description="address of kvstore_svc; empty: none")
+    executor_token: SecretStr = Field(SecretStr(""), description="bearer token that executors ask for; empty: none")
+    executor_tls_ca: Path | None = Field(None, description="PEM file; set: executors are reached by TLS of this authority")
+    model: Path | None = Field(None, description="prepared model folder: tokenizer and chat template; not set: token ids only")
+    model_name: str = Field("", description="models/{name} that clients ask for; empty: what the executors call it")
+
+    token: SecretStr = Field(SecretStr(""), description="bearer token that callers must send; empty: none")
+    admin_token: SecretStr = Field(SecretStr(""), description="bearer token for AdminService; empty: token is good for it")
+    tls_cert: Path | None = Field(None, description="PEM file of the server's certificate")
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's key")
+    tls_client_ca: Path | None = Field(None, description="PEM file; set: callers need a certificate of this authority")
+    insecure: bool = Field(False, description="listen beyond this host without TLS and token")
+    max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="longest message of the public API")
+
+    max_waiting_requests: int = Field(1024, ge=1, description="bound of each executor's queue")
+    max_waiting_tokens: int = Field(1 << 20, ge=1, description="bound of each executor's queue, in prompt tokens")
+    max_chunk_tokens: int = Field(512, ge=1, description="most prompt tokens of one sequence in one step")
+    prefix_caching: bool = Field(True, description="reuse computed blocks for later requests with the same beginning")
+    cache_salt: SecretStr = Field(SecretStr(""), description="mixed into every block key; servers that share a store share it")
+    run_ahead: int = Field(2, ge=1, le=8, description="steps that may be under way at one executor")
+
+    executor_wait_s: float = Field(2.0, ge=0, description="how long a new request waits for an executor to be connected")
+    executor_lost_timeout_s: float = Field(30.0, ge=0, description="how long running requests wait for a lost executor")
+    store_lookup_timeout_s: float = Field(0.05, gt=0, description="longest look-up in the block store, then it is a miss")
+    store_load_timeout_s: float = Field(2.0, gt=0, description="longest load of blocks, then the rest is computed")
+
+    def security(self) -> ServerSecurity:
+        """What callers of the public API must show."""
+        return ServerSecurity(
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            tls_client_ca=self.tls_client_ca,
+            token=self.token.get_secret_value(),
+            admin_token=self.admin_token.get_secret_value(),
+            insecure=self.insecure,
+        )
