@@ -7,7 +7,6 @@ from collections.abc import Awaitable
 from typing import Any
 
 from common.rpc.address import Address
-from common.rpc.security import ServerSecurity
 from common.rpc.server import RpcServer
 from executor_svc.service import ExecutorServicer
 from executor_svc.settings import ExecutorSettings
@@ -27,13 +26,7 @@ async def serve(settings: ExecutorSettings) -> int:
         StartupError: the address cannot be bound or the model cannot be served.
     """
     address = Address.parse(settings.listen)
-    security = ServerSecurity(
-        tls_cert=settings.tls_cert,
-        tls_key=settings.tls_key,
-        tls_client_ca=settings.tls_client_ca,
-        token=settings.token,
-        insecure=settings.insecure,
-    )
+    security = settings.security()
     security.check_listen(address)
     worker = await WorkerProcess.start(settings)  # before anything of gRPC exists
     try:

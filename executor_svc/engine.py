@@ -9,9 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from common.block_hash import kv_fingerprint
+from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.ids import BlockId, SeqId
+from common.rpc.address import Address
+from common.rpc.channel import ChannelSecurity
 from common.shm.available_memory import available_memory_bytes
+from executor_svc.clients.kvstore import BlockStoreClient
 from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import SamplingParams
 from executor_svc.cpu_cores import usable_cores
@@ -27,6 +31,7 @@ from executor_svc.transfer import BlockStore
 from octavo.executor.v1 import executor_service_pb2 as pb
 
 log = logging.getLogger(__name__)
+CONNECT_TIMEOUT_S = 2.0
 DEFAULT_KV_SHARE = 4
 DEFAULT_KV_LIMIT_BYTES = 4 << 30
 KV_LAYOUT_VERSION = "block-major/1"
@@ -101,7 +106,8 @@ def build_engine(settings: ExecutorSettings, progress: Callable[[str], None]) ->
             "layout": f"{KV_LAYOUT_VERSION} {backend.kv_layout_version} {pool.block_bytes}",
         }
     )
-    store, transport, reason = _connect_store(settings, fingerprint, pool)
+    store = _connect_store(settings, fingerprint, pool)
+    transport, reason = store.transport if store is not None else ("", "no block store is configured")
     info = pb.ExecutorInfo(
         executor_id=settings.executor_id,
         model=settings.model_name or f"models/{_short_name(settings.model)}",
@@ -198,11 +204,21 @@ def _warm_up(runner: ModelRunner, limits: BatchLimits) -> None:
     runner.reset()
 
 
-def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: KvPool) -> tuple[BlockStore | None, str, str]:
-    """The block store's client, how blocks travel, and why so."""
+def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: KvPool) -> BlockStore | None:
     if not settings.kvstore:
-        return None, "", "no block store is configured"
-    raise StartupError("kvstore: not yet")
+        return None
+    store = BlockStoreClient(
+        Address.parse(settings.kvstore),
+        client_id=settings.executor_id,
+        layout_fingerprint=fingerprint,
+        block_bytes=pool.block_bytes,
+        transport=settings.kv_transport,
+        degraded=DegradedPaths(),
+        security=ChannelSecurity(tls_ca=settings.kvstore_tls_ca, token=settings.kvstore_token.get_secret_value()),
+    )
+    # Opens a session, so that how blocks travel is known and said; a store that is not there yet is found later.
+    store.load([], CONNECT_TIMEOUT_S)
+    return store
 
 
 def _weight_bytes(model: LoadedModel) -> int:

@@ -22,7 +22,7 @@ class FrameKind(enum.IntEnum):
     OPEN = 2  # a session starts: drop everything of the one before
     COMMAND = 3  # RunSessionRequest
     CLOSE = 4  # the session is over
-    READY = 5  # ExecutorInfo; the worker serves from now on
+    READY = 5  # ExecutorInfo; the worker serves from now on. Again when the way to the store changes
     OPENED = 6  # the session's turn has come, nothing of the one before moves any more
     EVENT = 7  # RunSessionResponse
     FAILED = 8  # text: the session's last command was nonsense; it ends

@@ -88,7 +88,7 @@ class ModelRunner:
             limits: what a plan may ask for.
         """
         self.batch: BatchState[SamplingParams] = BatchState(limits)
-        self._model = model
+        self.model = model
         self._pool = pool
         self._layer_caches = dict(zip(layer_indices, pool.layer_caches, strict=True))
         self._backend = backend
@@ -164,7 +164,7 @@ class ModelRunner:
             block_size=self._pool.block_size,
         )
         context = ForwardContext(attention, self._backend, self._layer_caches, torch.from_numpy(packed.known_lens))
-        logits = self._model.compute_logits(
+        logits = self.model.compute_logits(
             context,
             torch.from_numpy(packed.input_ids),
             torch.from_numpy(packed.positions),

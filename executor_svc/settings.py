@@ -1,10 +1,12 @@
 """What one executor can be told, by flags and OCTAVO_EXECUTOR_... Knows defaults that need no machine; reads nothing else."""
 
+import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
+from common.rpc.security import ServerSecurity
 from common.settings import ServiceSettings, settings_config
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -41,8 +43,31 @@ class ExecutorSettings(ServiceSettings):
     num_threads: int = Field(0, ge=0, le=1024, description="compute threads; 0: the cores this process may use")
     kvstore: str = Field("", description="address of the block store; empty: none")
     kv_transport: Literal["auto", "shm", "inline"] = Field("auto", description="how blocks reach the store")
+    kvstore_tls_ca: Path | None = Field(None, description="PEM authority of a block store that is protected by TLS")
+    kvstore_token: SecretStr = Field(SecretStr(""), description="bearer token for the block store")
     tls_cert: Path | None = Field(None, description="PEM certificate")
     tls_key: Path | None = Field(None, description="PEM key of tls_cert")
     tls_client_ca: Path | None = Field(None, description="PEM authority whose certificates callers must show")
-    token: str = Field("", repr=False, description="callers must send it as bearer token")
+    token: SecretStr = Field(SecretStr(""), description="bearer token that callers must send; empty: none")
     insecure: bool = Field(False, description="serve beyond this host without TLS and token")
+
+    def security(self) -> ServerSecurity:
+        """What callers must show."""
+        return ServerSecurity(
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            tls_client_ca=self.tls_client_ca,
+            token=self.token.get_secret_value(),
+            insecure=self.insecure,
+        )
+
+    def to_json(self) -> bytes:
+        """Everything, secrets in clear, for the worker process over its private pipe."""
+        values = self.model_dump(mode="json")
+        secrets = {name: value.get_secret_value() for name, value in self if isinstance(value, SecretStr)}
+        return json.dumps({**values, **secrets}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "ExecutorSettings":
+        """What to_json wrote."""
+        return cls.model_validate(json.loads(data))

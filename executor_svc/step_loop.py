@@ -23,6 +23,8 @@ class StepLoop:
 
     def __init__(self, pipe: FramePipe, engine: Engine):
         self._pipe = pipe
+        self._store = engine.store
+        self._info = engine.info
         self._runner = engine.runner
         self._transfers = TransferThread(engine.pool, engine.store, self._send_transfer)
         self._session = 0
@@ -94,3 +96,6 @@ class StepLoop:
     def _send_transfer(self, session: int, done: LoadDone | SaveDone) -> None:
         """Runs on the transfer thread."""
         self._pipe.send(Frame(FrameKind.EVENT, session, convert.transfer_to_pb(done).SerializeToString()))
+        if self._store is not None and self._store.transport != (self._info.kv_transport, self._info.kv_transport_reason):
+            self._info.kv_transport, self._info.kv_transport_reason = self._store.transport
+            self._pipe.send(Frame(FrameKind.READY, payload=self._info.SerializeToString()))

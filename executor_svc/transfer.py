@@ -39,6 +39,11 @@ class LoadReport(Protocol):
 class BlockStore(Protocol):
     """The block store as seen from here. Never raises: a failing store is a miss with a reason."""
 
+    @property
+    def transport(self) -> tuple[str, str]:
+        """How blocks travel ("shm", "inline" or "none"), and why not by shared memory. May change with every transfer."""
+        ...
+
     def save(self, blocks: Sequence[tuple[BlockKey, memoryview]]) -> SaveReport:
         """Stores the bytes of each block under its key."""
         ...

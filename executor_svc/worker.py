@@ -28,7 +28,7 @@ def main(fd: int) -> int:
     frames = pipe.receive(wait=True)
     if frames is None:
         return 0
-    settings = ExecutorSettings.model_validate_json(frames[0].payload)
+    settings = ExecutorSettings.from_json(frames[0].payload)
     setup_logging(settings.executor_id, settings.log_level)
     try:
         # torch is imported only now: until here a wrong setting costs nothing.

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from common.errors import ExecutorLost, InvalidParameter, ModelLoading, OctavoError, SlowConsumer, StaleEpoch, StartupError
 from executor_svc.cpu_cores import usable_cores
@@ -20,6 +20,7 @@ from executor_svc.settings import ExecutorSettings
 from octavo.executor.v1 import executor_service_pb2 as pb
 
 log = logging.getLogger(__name__)
+WORKER_COMMAND = (sys.executable, "-m", "executor_svc.worker")
 MAX_UNREAD_EVENTS = 4096
 
 
@@ -107,18 +108,22 @@ class WorkerProcess:
         self._numbers = itertools.count(1)
         self._session: WorkerSession | None = None
         self._stopping = False
+        self._info = pb.ExecutorInfo()
         self.ready: asyncio.Future[pb.ExecutorInfo] = asyncio.get_running_loop().create_future()
         self.died = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, settings: ExecutorSettings) -> "WorkerProcess":
-        """Starts the process. Call it before anything of gRPC is made: gRPC and fork do not go together."""
+    async def start(cls, settings: ExecutorSettings, command: Sequence[str] = WORKER_COMMAND) -> "WorkerProcess":
+        """Starts the process. Call it before anything of gRPC is made: gRPC and fork do not go together.
+
+        Args:
+            settings: handed to the worker.
+            command: to run; the number of the pipe's file descriptor is added.
+        """
         ours, theirs = socket.socketpair()
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "executor_svc.worker",
+            *command,
             str(theirs.fileno()),
             pass_fds=[theirs.fileno()],
             env=_environment(settings),
@@ -126,7 +131,7 @@ class WorkerProcess:
         theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 22)
         worker = cls(process, reader, writer)
-        await worker.send(Frame(FrameKind.SETTINGS, payload=settings.model_dump_json().encode()))
+        await worker.send(Frame(FrameKind.SETTINGS, payload=settings.to_json()))
         return worker
 
     @property
@@ -150,7 +155,7 @@ class WorkerProcess:
             raise ExecutorLost("the executor's worker process is gone")
         if not self.ready.done():
             raise ModelLoading("the executor is loading its model", retry_after_s=1.0)
-        return self.ready.result()
+        return self._info
 
     async def open_session(self) -> WorkerSession:
         """Makes a new session the current one; the session before ends with StaleEpoch."""
@@ -208,7 +213,9 @@ class WorkerProcess:
             case FrameKind.PROGRESS:
                 log.info("%s", frame.payload.decode())
             case FrameKind.READY:
-                self.ready.set_result(pb.ExecutorInfo.FromString(frame.payload))
+                self._info = pb.ExecutorInfo.FromString(frame.payload)
+                if not self.ready.done():
+                    self.ready.set_result(self._info)
             case FrameKind.REFUSED:
                 self.ready.set_exception(StartupError(frame.payload.decode()))
             case _ if self._session is not None and frame.session == self._session.number:

@@ -114,8 +114,8 @@ class BatchState(Generic[SamplingT]):
 
     def clear(self) -> None:
         """Drops everything, as for a new session."""
-        self._free_rows.extend(sequence.row for sequence in self._sequences.values())
-        self._sequences.clear()
+        for seq_id in list(self._sequences):
+            self._release(seq_id)
         self._failed.clear()
         self._last_step_id = 0
 
