@@ -1,5 +1,5 @@
 # Two commands for a newcomer: make run, make test. See README.md and CONTRIBUTING.md.
-.PHONY: help run test setup check protos bench-cpu test-gpu clean
+.PHONY: help run test setup check protos tables bench-cpu test-gpu clean
 
 help:
 	@echo "make run        set up, start the three services, ask one question, stop them"
@@ -7,6 +7,7 @@ help:
 	@echo "make setup      the virtual environment .venv (V=1: pip's output)"
 	@echo "make check      linters, types, import rules, protos, stubs, containers"
 	@echo "make protos     generate the stubs in octavo/ from protos/"
+	@echo "make tables     generate the tables of docs/operations.md from the code"
 	@echo "make bench-cpu  the CPU workloads against transformers"
 	@echo "make test-gpu   the GPU tests, with PYTHON=python3 of a machine that has a GPU"
 	@echo "make clean      remove .venv and caches"
@@ -23,6 +24,9 @@ check: setup
 # pytest comes last, so that its summary closes the output.
 test: check
 	@.venv/bin/python -m pytest $(PYTEST)
+
+tables: setup
+	@.venv/bin/python -m scripts.reference_tables
 
 protos: setup
 	@scripts/protos.sh
