@@ -1,0 +1,1 @@
+"""What scheduler_svc calls: executors and the block store."""

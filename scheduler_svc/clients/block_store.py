@@ -1,0 +1,28 @@
+"""What the engine asks of the block store, whoever answers. Types only."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from common.ids import BlockKey
+
+
+class BlockStore(Protocol):
+    """Look-ups in the tiers below the device. A failure is a miss, counted, never an error.
+
+    Attributes:
+        connected: False: every look-up is a miss; reason says why.
+    """
+
+    @property
+    def connected(self) -> bool:
+        """Whether the store answers."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it does not; empty if it does."""
+        ...
+
+    async def lookup(self, keys: Sequence[BlockKey], timeout_s: float) -> list[str]:
+        """The tier of each of the leading keys that the store holds; shorter than keys where it ends."""
+        ...

@@ -1,0 +1,350 @@
+"""Drives one executor: its core Scheduler on one side, its session on the other. Decides nothing that the core can decide.
+
+All of it runs in one event loop. Nothing in the path of a step waits: a result is applied, its news are handed to the
+requests, and the next plan goes out in the same breath, while the executor works on the plan that was sent ahead.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.block_hash import chain_keys
+from common.clock import Clock
+from common.degraded import DegradedPaths
+from common.errors import ExecutorLost, OctavoError, QueueTimeout
+from common.ids import RequestId, SeqId
+from octavo.executor.v1 import executor_service_pb2 as pb
+from octavo.types.v1.types_pb2 import PositionLogprobs
+from scheduler_svc import convert
+from scheduler_svc.clients.block_store import BlockStore
+from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
+from scheduler_svc.core.load_policy import LoadPolicy
+from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate
+from scheduler_svc.core.request import FinishReason, Request
+from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.generation import Generation
+
+log = logging.getLogger(__name__)
+
+_MAX_SAVES = 2
+_MAX_BLOCKS_PER_SAVE = 64
+_MIN_PREFILL_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine can be told; see SchedulerSettings for the meaning of each."""
+
+    max_chunk_tokens: int = 512
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 1 << 20
+    prefix_caching: bool = True
+    run_ahead: int = 2
+    executor_wait_s: float = 2.0
+    executor_lost_timeout_s: float = 30.0
+    store_lookup_timeout_s: float = 0.05
+    store_load_timeout_s: float = 2.0
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over the steps of one executor since start, seconds."""
+
+    num_steps: int = 0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+
+
+class ExecutorDriver:
+    """One executor and everything that is queued or runs there.
+
+    Attributes:
+        info: of the last session; None before the first.
+        scheduler: the core; None before the first session.
+        is_connected: a session is open.
+        generations: all requests that are here, by id.
+
+    Args:
+        on_end: called once for every generation that ends here.
+    """
+
+    def __init__(
+        self,
+        connector: ExecutorConnector,
+        config: EngineConfig,
+        clock: Clock,
+        store: BlockStore,
+        degraded: DegradedPaths,
+        on_end: Callable[[Generation], None],
+    ):
+        self.address = connector.address
+        self.info: pb.ExecutorInfo | None = None
+        self.scheduler: Scheduler | None = None
+        self.generations: dict[RequestId, Generation] = {}
+        self.totals = StepTotals()
+        self._config = config
+        self._clock = clock
+        self._store = store
+        self._degraded = degraded
+        self._on_end = on_end
+        self._scheduler_config: SchedulerConfig | None = None
+        self._link: ExecutorLink | None = None
+        self._by_seq_id: dict[SeqId, Generation] = {}
+        self._policy = LoadPolicy(1, 1)
+        # (step_id of the core, tokens of prompt chunks) of plans without a result.
+        self._outstanding: deque[tuple[int, int]] = deque()
+        self._step_offset: int | None = None
+        self._num_saves = 0
+        self._is_pump_due = False
+
+    @property
+    def is_connected(self) -> bool:
+        """A session is open."""
+        return self._link is not None
+
+    def stats(self) -> SchedulerStats:
+        """Gauges and counters of the core."""
+        return SchedulerStats() if self.scheduler is None else self.scheduler.stats()
+
+    # Sessions
+
+    async def run_session(self, link: ExecutorLink) -> None:
+        """Drives the executor until its session ends; then every running sequence waits for the next one."""
+        self._open(link)
+        try:
+            async for event in link.events():
+                self._handle(event)
+        finally:
+            self._link = None
+            self._outstanding.clear()
+            if self.scheduler is not None:
+                self.scheduler.reset()
+
+    def _open(self, link: ExecutorLink) -> None:
+        info = link.info
+        config = SchedulerConfig(
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=info.max_num_batched_tokens,
+            max_chunk_tokens=min(self._config.max_chunk_tokens, info.max_num_batched_tokens),
+            max_waiting_requests=self._config.max_waiting_requests,
+            max_waiting_tokens=self._config.max_waiting_tokens,
+            prefix_caching=self._config.prefix_caching,
+            save_blocks=bool(info.kv_transport) and self._config.prefix_caching,
+        )
+        if self.scheduler is None or config != self._scheduler_config:
+            self.fail_all(ExecutorLost(f"executor {self.address} came back with other limits"))
+            self.scheduler = Scheduler(config)
+            self._scheduler_config = config
+            self._policy = LoadPolicy(info.block_bytes, info.block_size)
+        self.info = info
+        self._link = link
+        self._step_offset = None
+        self._num_saves = 0
+        self._pump()
+
+    def _handle(self, event: pb.RunSessionResponse) -> None:
+        match event.WhichOneof("event"):
+            case "result":
+                self._apply(event.result)
+            case "blocks_loaded":
+                self._end_load(event.blocks_loaded)
+            case "blocks_saved":
+                self._end_save(event.blocks_saved)
+            case other:
+                raise OctavoError(f"executor {self.address}: unexpected event {other}")
+        self._pump()
+
+    # Steps
+
+    def _pump(self) -> None:
+        """Sends plans until enough are under way or nothing can run."""
+        self._is_pump_due = False
+        if self._link is None or self.scheduler is None:
+            return
+        while len(self._outstanding) < self._config.run_ahead:
+            plan = self.scheduler.schedule(self._clock.now())
+            if plan is None:
+                break
+            if self._step_offset is None:  # a session counts from 1
+                self._step_offset = plan.step_id - 1
+            self._link.send(convert.plan_command(plan, plan.step_id - self._step_offset))
+            num_prefill_tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)
+            self._outstanding.append((plan.step_id, num_prefill_tokens))
+            for sequence in plan.new_sequences:
+                self._note_admitted(sequence.seq_id)
+        if self._num_saves < _MAX_SAVES and (save := self.scheduler.take_saves(_MAX_BLOCKS_PER_SAVE)) is not None:
+            self._num_saves += 1
+            self._link.send(convert.save_command(save))
+
+    def _pump_soon(self) -> None:
+        """Pumps after everything that is ready now, so that requests of one moment share a step."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _note_admitted(self, seq_id: SeqId) -> None:
+        generation = self._by_seq_id.get(seq_id)
+        if generation is not None and generation.admitted_at_s is None and self.scheduler is not None:
+            generation.admitted_at_s = self._clock.now()
+            generation.cached_tokens_by_tier = self.scheduler.cached_tokens(generation.request.request_id)
+
+    def _apply(self, result: pb.StepResult) -> None:
+        assert self.scheduler is not None
+        step_id, num_prefill_tokens = self._outstanding.popleft() if self._outstanding else (None, 0)
+        if step_id is None or step_id - (self._step_offset or 0) != result.step_id:
+            raise OctavoError(f"executor {self.address}: result of step {result.step_id} out of order")
+        timings = result.timings
+        self.totals.num_steps += 1
+        self.totals.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
+        self.totals.idle_s += timings.idle_s
+        if num_prefill_tokens >= _MIN_PREFILL_TOKENS:
+            self._policy.note_prefill(num_prefill_tokens, timings.forward_s)
+        updates = self.scheduler.apply(step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
+        logprobs = {sampled.seq_id: [sampled.logprobs] for sampled in result.sampled if sampled.HasField("logprobs")}
+        for update in updates:
+            self._route(update, logprobs.get(update.seq_id, []) if update.token_ids else [])
+
+    def _route(self, update: SequenceUpdate, logprobs: list[PositionLogprobs]) -> None:
+        generation = self.generations.get(update.request_id)
+        if generation is None:
+            return
+        if update.finish_reason is FinishReason.QUEUE_TIMEOUT:
+            self._end(generation, QueueTimeout("queue_timeout: the request waited longer for a place in the batch"))
+            return
+        if generation.first_token_at_s is None and update.token_ids:
+            generation.first_token_at_s = self._clock.now()
+        generation.output.push(update, logprobs)
+        if generation.output.is_over:
+            self._end(generation, None)
+        elif update.finish_reason is None and generation.output.has_ended(update.index) and self.scheduler is not None:
+            self.scheduler.finish_sequence(update.seq_id)
+
+    # The block store
+
+    def _end_load(self, loaded: pb.BlocksLoaded) -> None:
+        assert self.scheduler is not None
+        if loaded.reason:
+            self._degraded.note("store_load_incomplete", loaded.reason)
+        else:
+            self._degraded.clear("store_load_incomplete")
+        self._policy.note_load(loaded.num_loaded, loaded.seconds)
+        self.scheduler.end_load(loaded.load_id, loaded.num_loaded, dict(loaded.num_by_tier))
+
+    def _end_save(self, saved: pb.BlocksSaved) -> None:
+        assert self.scheduler is not None
+        if saved.num_failed:
+            self._degraded.note("store_save_failed", saved.reason)
+        else:
+            self._degraded.clear("store_save_failed")
+        self._num_saves -= 1
+        self.scheduler.end_save(saved.save_id)
+
+    async def _stored_blocks(self, request: Request) -> int:
+        """How many of the prompt's blocks after those on the device the store can bring up, worth loading or not."""
+        if self.scheduler is None or self.info is None or not self.info.kv_transport:
+            return 0
+        block_size = self.info.block_size
+        keys = chain_keys(request.root_key, request.prompt_token_ids, block_size)
+        num_device_blocks = self.scheduler.num_device_tokens(request.root_key, keys) // block_size
+        missing = keys[num_device_blocks : (len(request.prompt_token_ids) - 1) // block_size]
+        if not missing or not self._config.prefix_caching:
+            return 0
+        tiers = await self._store.lookup(missing, self._config.store_lookup_timeout_s)
+        return num_device_blocks + len(tiers)
+
+    def _begin_load(self, request: Request, num_stored_blocks: int) -> None:
+        if self._link is None or self.scheduler is None or self.info is None or num_stored_blocks == 0:
+            return
+        # The device may have got more of the prefix during the look-up.
+        num_full_blocks = (len(request.prompt_token_ids) - 1) // self.info.block_size
+        num_device_blocks = num_full_blocks - len(self.scheduler.missing_keys(request.request_id))
+        num_blocks = max(0, num_stored_blocks - num_device_blocks)
+        if self._policy.should_load(num_blocks):
+            plan = self.scheduler.begin_load(request.request_id, num_blocks)
+            if plan is not None:
+                self._link.send(convert.load_command(plan, self._config.store_load_timeout_s))
+
+    # Requests
+
+    async def submit(self, generation: Generation) -> None:
+        """Queues a request here.
+
+        Raises:
+            QueueFull, KvPoolTooSmall: see Scheduler.add.
+        """
+        num_stored_blocks = await self._stored_blocks(generation.request)
+        if not generation.output.is_over:  # cancelled during the look-up
+            self.adopt(generation)
+            self._begin_load(generation.request, num_stored_blocks)
+
+    def adopt(self, generation: Generation) -> None:
+        """Queues a request here without a look at the store.
+
+        Raises:
+            ExecutorLost: no session was ever open here.
+            QueueFull, KvPoolTooSmall: see Scheduler.add.
+        """
+        if self.scheduler is None:
+            raise ExecutorLost(f"executor {self.address} is gone")
+        request = generation.request
+        generation.seq_ids = self.scheduler.add(request)
+        self.generations[request.request_id] = generation
+        for seq_id in generation.seq_ids:
+            self._by_seq_id[seq_id] = generation
+        if request.queue_deadline_s is not None:
+            delay_s = max(0.0, request.queue_deadline_s - self._clock.now())
+            asyncio.get_running_loop().call_later(delay_s + 0.001, self._expire)
+        self._pump_soon()
+
+    def release_waiting(self) -> list[Generation]:
+        """Takes out the requests that never ran, for another executor."""
+        released = []
+        for request in self.scheduler.drain() if self.scheduler is not None else []:
+            generation = self.generations.get(request.request_id)
+            if generation is not None:
+                self._forget(generation)
+                released.append(generation)
+        return released
+
+    def cancel(self, generation: Generation, error: OctavoError) -> None:
+        """Ends a request that is here; its blocks are free for the next plan."""
+        self._end(generation, error)
+
+    def fail_all(self, error: OctavoError) -> None:
+        """Ends every request that is here."""
+        for generation in list(self.generations.values()):
+            generated = {"generatedTokens": str(generation.output.num_tokens)}
+            self._end(generation, type(error)(error.message, metadata=generated))
+
+    def discard(self, error: OctavoError) -> None:
+        """Ends every request that is here and forgets the core, whose state cannot be trusted any more."""
+        self.scheduler = None
+        self.fail_all(error)
+
+    def _expire(self) -> None:
+        if self.scheduler is not None:
+            for update in self.scheduler.expire(self._clock.now()):
+                self._route(update, [])
+
+    def _end(self, generation: Generation, error: OctavoError | None) -> None:
+        request_id = generation.request.request_id
+        if self.generations.get(request_id) is not generation:
+            return
+        self._forget(generation)
+        if self.scheduler is not None:
+            self.scheduler.cancel(request_id)  # nothing is left there when it ended by its tokens
+        if error is not None:
+            generation.output.fail(error)
+        generation.ended_at_s = self._clock.now()
+        self._on_end(generation)
+        self._pump_soon()
+
+    def _forget(self, generation: Generation) -> None:
+        del self.generations[generation.request.request_id]
+        for seq_id in generation.seq_ids:
+            self._by_seq_id.pop(seq_id, None)
+        generation.seq_ids = ()

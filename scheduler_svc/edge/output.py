@@ -1,0 +1,138 @@
+"""Between the step loop and a reader: the news of one request, as text, merged while the reader is slow. Never blocks the loop.
+
+Knows samples and their text; knows no wire message and no scheduler. Lossless: what is not read is put together, up to a
+bound; beyond it the request ends with SlowConsumer.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.errors import OctavoError, SlowConsumer
+from octavo.types.v1.types_pb2 import PositionLogprobs
+from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.text.sample_text import SampleText
+
+MAX_PENDING_TOKENS = 4096
+MAX_PENDING_TEXT = 256 << 10
+
+
+@dataclass(slots=True)
+class SampleDelta:
+    """What is new of one sample since the last read; the fields of octavo.scheduler.v1.Delta."""
+
+    index: int
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    stop_str: str | None = None
+    error_message: str = ""
+
+
+class RequestOutput:
+    """The output of one request.
+
+    Args:
+        samples: one per sample, in order of index.
+        echo: text to put in front of each sample's output.
+        keep_stop: the text of a stop token stays in the output.
+        is_bounded: False: the reader wants everything at once at the end.
+    """
+
+    def __init__(self, samples: Sequence[SampleText], *, echo: str = "", keep_stop: bool = False, is_bounded: bool = True):
+        self._samples = samples
+        self._keep_stop = keep_stop
+        self._is_bounded = is_bounded
+        self._pending = {i: SampleDelta(i, [echo]) for i in range(len(samples))} if echo else {}
+        self._ended: set[int] = set()
+        self._error: OctavoError | None = None
+        self._num_pending_tokens = 0
+        self._num_pending_text = 0
+        self._news = asyncio.Event()
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of all samples, those after a stop string left out."""
+        return sum(sample.num_tokens for sample in self._samples)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will come: every sample ended, or the request failed."""
+        return self._error is not None or len(self._ended) == len(self._samples)
+
+    @property
+    def error(self) -> OctavoError | None:
+        """Why the request failed; None if it did not."""
+        return self._error
+
+    def has_ended(self, index: int) -> bool:
+        """Whether a sample has ended, by its tokens or by its text."""
+        return index in self._ended
+
+    def push(self, update: SequenceUpdate, logprobs: Sequence[PositionLogprobs]) -> None:
+        """Takes in the news of one sample. Ask has_ended and error afterwards: text can end what tokens do not."""
+        if self.is_over or update.index in self._ended:
+            return
+        delta = self._pending.setdefault(update.index, SampleDelta(update.index))
+        sample = self._samples[update.index]
+        texts: list[str] = []
+        num_used = 0
+        for token_id in update.token_ids:
+            num_used += 1
+            if token_id == update.stop_token_id and num_used == len(update.token_ids) and not self._keep_stop:
+                texts.append(sample.finish([token_id]))
+            else:
+                texts.append(sample.push(token_id))
+            if sample.matched_stop is not None:
+                break
+        if update.finish_reason is not None and sample.matched_stop is None:
+            texts.append(sample.finish())
+        delta.text += texts
+        delta.token_ids += update.token_ids[:num_used]
+        delta.logprobs += logprobs[:num_used]
+        if sample.matched_stop is not None:
+            delta.finish_reason, delta.stop_str = FinishReason.STOP, sample.matched_stop
+        elif update.finish_reason is not None:
+            delta.finish_reason, delta.stop_token_id = update.finish_reason, update.stop_token_id
+            delta.error_message = update.error_message
+        if delta.finish_reason is not None:
+            self._ended.add(update.index)
+        self._num_pending_tokens += num_used
+        self._num_pending_text += sum(map(len, texts))
+        if self._is_bounded and (self._num_pending_tokens > MAX_PENDING_TOKENS or self._num_pending_text > MAX_PENDING_TEXT):
+            self._error = SlowConsumer(
+                f"the reader is more than {MAX_PENDING_TOKENS} tokens or {MAX_PENDING_TEXT} characters behind"
+            )
+        if self._is_bounded or self.is_over:
+            self._news.set()
+
+    def fail(self, error: OctavoError) -> None:
+        """Ends the request; what is pending can still be read."""
+        if not self.is_over:
+            self._error = error
+            self._news.set()
+
+    async def read(self) -> list[SampleDelta]:
+        """Waits for news and takes all of them, in order of index. After the last ones is_over is True and nothing is left.
+
+        Raises:
+            OctavoError: the request failed, and everything before has been read.
+        """
+        await self._news.wait()
+        self._news.clear()
+        if self.is_over:
+            self._news.set()
+        deltas = [self._pending[index] for index in sorted(self._pending)]
+        self._pending = {}
+        self._num_pending_tokens = self._num_pending_text = 0
+        if not deltas and self._error is not None:
+            raise self._error
+        return deltas
+
+    @property
+    def is_read(self) -> bool:
+        """Every sample ended and everything has been read."""
+        return self._error is None and self.is_over and not self._pending

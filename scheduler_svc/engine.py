@@ -1,0 +1,289 @@
+"""All executors as one engine: where a request runs, what happens when an executor dies or comes back, who waits for whom.
+
+Knows requests as token ids and outputs as sinks; knows no text and no wire of the public API. Usable without any server:
+
+    engine = Engine([GrpcExecutor(address)], EngineConfig(), MonotonicClock(), store, degraded)
+    await engine.start()
+    generation = await engine.submit(request, output)
+    engine.cancel(request_id, error)
+    await engine.stop()
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.clock import Clock
+from common.degraded import DegradedPaths
+from common.errors import Cancelled, Draining, DuplicateRequest, ExecutorLost, NoExecutor, OctavoError
+from common.ids import RequestId
+from octavo.executor.v1 import executor_service_pb2 as pb
+from scheduler_svc.clients.block_store import BlockStore
+from scheduler_svc.clients.executor import ExecutorConnector
+from scheduler_svc.core.request import Request
+from scheduler_svc.driver import EngineConfig, ExecutorDriver
+from scheduler_svc.generation import Generation, Output
+
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 2.0
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Counters since start; the fields of octavo.scheduler.v1.Load."""
+
+    num_finished_requests: int = 0
+    num_failed_requests: int = 0
+    num_cancelled_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
+
+
+class Engine:
+    """See the module's first lines.
+
+    Attributes:
+        drivers: one per executor.
+        counters: of requests that ended.
+        model: what the executors serve, from the first that was connected; None before.
+
+    Args:
+        connectors: how to reach each executor.
+        model_name: "models/{name}" that executors must serve; empty: what the first one says.
+        observe: called for every generation that ended, for metrics.
+    """
+
+    def __init__(
+        self,
+        connectors: Sequence[ExecutorConnector],
+        config: EngineConfig,
+        clock: Clock,
+        store: BlockStore,
+        degraded: DegradedPaths,
+        *,
+        model_name: str = "",
+        observe: Callable[[Generation], None] = lambda generation: None,
+    ):
+        self.counters = EngineCounters()
+        self.degraded = degraded
+        self.store = store
+        self.model: pb.ExecutorInfo | None = None
+        self.clock = clock
+        self._config = config
+        self._model_name = model_name
+        self._observe = observe
+        self._connectors = list(connectors)
+        self.drivers = [ExecutorDriver(c, config, clock, store, degraded, self._on_end) for c in self._connectors]
+        self._generations: dict[RequestId, Generation] = {}
+        self._hello = pb.Hello(scheduler_id="scheduler", epoch=random.SystemRandom().getrandbits(64))
+        self._connected = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_draining = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._give_up_timers: dict[str, asyncio.TimerHandle] = {}
+
+    # Life
+
+    async def start(self) -> None:
+        """Begins to look for executors."""
+        for connector, driver in zip(self._connectors, self.drivers, strict=True):
+            self._tasks.append(asyncio.create_task(self._keep_connected(connector, driver), name=f"executor {driver.address}"))
+
+    def begin_drain(self) -> None:
+        """From now on new requests are refused; running ones go on."""
+        self._is_draining = True
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is left."""
+        await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Ends every request and every session."""
+        self.begin_drain()
+        for request_id in list(self._generations):
+            self.cancel(request_id, Draining("the server stops"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for timer in self._give_up_timers.values():
+            timer.cancel()
+
+    # Requests
+
+    async def served_model(self) -> pb.ExecutorInfo:
+        """What is served; waits a moment for an executor.
+
+        Raises:
+            Draining, NoExecutor.
+        """
+        if self._is_draining:
+            raise Draining("the server is about to stop", retry_after_s=1.0)
+        try:
+            async with asyncio.timeout(self._config.executor_wait_s):
+                await self._connected.wait()
+        except TimeoutError:
+            addresses = ", ".join(driver.address for driver in self.drivers) or "none configured"
+            raise NoExecutor(f"no executor is connected ({addresses})", retry_after_s=1.0) from None
+        assert self.model is not None
+        return self.model
+
+    async def submit(self, request: Request, output: Output) -> Generation:
+        """Takes a request; its output is pushed from now on.
+
+        Raises:
+            DuplicateRequest, Draining, NoExecutor, QueueFull, KvPoolTooSmall.
+        """
+        if request.request_id in self._generations:
+            raise DuplicateRequest(f"request_id: {request.request_id!r} is in use", metadata={"requestId": request.request_id})
+        generation = Generation(request, output)
+        self._generations[request.request_id] = generation
+        self._idle.clear()
+        try:
+            await self.served_model()
+            await self._choose(request).submit(generation)
+        except BaseException:
+            self._remove(generation)
+            raise
+        return generation
+
+    def cancel(self, request_id: RequestId, error: OctavoError) -> bool:
+        """Ends a request in whatever phase; its output fails with the error. Its blocks are free for the next plan.
+
+        Returns:
+            False: no such request.
+        """
+        generation = self._generations.get(request_id)
+        if generation is None:
+            return False
+        generation.is_cancelled = True
+        for driver in self.drivers:
+            if driver.generations.get(request_id) is generation:
+                driver.cancel(generation, error)
+                return True
+        generation.output.fail(error)  # on its way to a driver
+        self._on_end(generation)
+        return True
+
+    def abandon(self, generation: Generation) -> None:
+        """Ends a request that nobody wants any more. One that has ended is fine."""
+        if self._generations.get(generation.request.request_id) is generation:
+            self.cancel(generation.request.request_id, Cancelled("the client is gone"))
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._generations)
+
+    def flush_cache(self) -> int:
+        """Forgets cached blocks that nobody uses, on every device.
+
+        Returns:
+            How many.
+        """
+        return sum(driver.scheduler.flush_cache() for driver in self.drivers if driver.scheduler is not None)
+
+    def _remove(self, generation: Generation) -> None:
+        if self._generations.get(generation.request.request_id) is generation:
+            del self._generations[generation.request.request_id]
+        if not self._generations:
+            self._idle.set()
+
+    def _on_end(self, generation: Generation) -> None:
+        self._remove(generation)
+        counters = self.counters
+        if generation.is_cancelled:
+            counters.num_cancelled_requests += 1
+        elif generation.output.error is not None:
+            counters.num_failed_requests += 1
+        else:
+            counters.num_finished_requests += 1
+        counters.num_prompt_tokens += len(generation.request.prompt_token_ids)
+        counters.num_output_tokens += generation.output.num_tokens
+        counters.num_cached_tokens += generation.num_cached_tokens
+        for tier, num_tokens in generation.cached_tokens_by_tier.items():
+            counters.cached_tokens_by_tier[tier] = counters.cached_tokens_by_tier.get(tier, 0) + num_tokens
+        self._observe(generation)
+
+    def _choose(self, request: Request) -> ExecutorDriver:
+        connected = [driver for driver in self.drivers if driver.is_connected]
+        if not connected:
+            raise NoExecutor("no executor is connected", retry_after_s=1.0)
+        return min(connected, key=lambda driver: len(driver.generations))
+
+    # Executors
+
+    async def _keep_connected(self, connector: ExecutorConnector, driver: ExecutorDriver) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                link = await connector.connect(self._hello)
+                try:
+                    if self._accepts(driver, link.info):
+                        backoff_s = _FIRST_BACKOFF_S
+                        await self._run_session(driver, link)
+                finally:
+                    await link.close()
+            except OctavoError as error:
+                self.degraded.note("executor_unavailable", f"{driver.address}: {error.message}")
+            except Exception:
+                log.exception("executor %s: the session failed", driver.address)
+                driver.discard(OctavoError("internal error; the server's log has the details"))
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+
+    def _accepts(self, driver: ExecutorDriver, info: pb.ExecutorInfo) -> bool:
+        if self._model_name and info.model != self._model_name:
+            problem = f"serves {info.model}, not {self._model_name}"
+        elif self.model is not None and (info.model, info.kv_fingerprint) != (self.model.model, self.model.kv_fingerprint):
+            problem = f"serves {info.model} with other weights or another KV layout than the first executor"
+        else:
+            self.model = self.model or info
+            return True
+        self.degraded.note("executor_refused", f"{driver.address}: {problem}")
+        return False
+
+    async def _run_session(self, driver: ExecutorDriver, link: object) -> None:
+        log.info("executor %s: connected", driver.address)
+        session = asyncio.ensure_future(driver.run_session(link))  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # the driver opens the session
+        self.degraded.clear("executor_unavailable")
+        self._connected.set()
+        if (timer := self._give_up_timers.pop(driver.address, None)) is not None:
+            timer.cancel()
+        for other in self.drivers:
+            if not other.is_connected:
+                self._move_waiting(other)
+        try:
+            await session
+        finally:
+            session.cancel()
+            await asyncio.gather(session, return_exceptions=True)
+            log.warning("executor %s: lost with %d requests", driver.address, len(driver.generations))
+            if not any(d.is_connected for d in self.drivers):
+                self._connected.clear()
+            self._move_waiting(driver)
+            self._give_up_timers[driver.address] = asyncio.get_running_loop().call_later(
+                self._config.executor_lost_timeout_s, self._give_up, driver
+            )
+
+    def _move_waiting(self, source: ExecutorDriver) -> None:
+        """Requests that never ran need not wait for a lost executor."""
+        if not any(driver.is_connected for driver in self.drivers if driver is not source):
+            return
+        for generation in source.release_waiting():
+            try:
+                self._choose(generation.request).adopt(generation)
+            except OctavoError as error:
+                generation.output.fail(error)
+                self._on_end(generation)
+
+    def _give_up(self, driver: ExecutorDriver) -> None:
+        if not driver.is_connected:
+            driver.fail_all(ExecutorLost(f"executor {driver.address} is gone and nobody took over"))
