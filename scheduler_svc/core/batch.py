@@ -1,0 +1,52 @@
+"""A step while it is being put together: what it may still carry, and what is in it so far."""
+
+from common.ids import BlockId, SeqId
+from scheduler_svc.core.outstanding import PlannedChunk, PlannedStep
+from scheduler_svc.core.plan import BlockCopy, Chunk, NewSequence, StepPlan
+from scheduler_svc.core.sequence import Sequence
+
+
+class Batch:
+    """See the module's first line.
+
+    Args:
+        step_id: of the plan.
+        num_tokens: the step's token budget.
+    """
+
+    def __init__(self, step_id: int, num_tokens: int):
+        self.step_id = step_id
+        self.num_tokens_left = num_tokens
+        self.is_short_of_blocks = False
+        """Whether a running sequence found no free block."""
+        self.new_sequences: list[NewSequence] = []
+        self.copies: list[BlockCopy] = []
+        self.attached: list[Sequence] = []
+        self.planned: list[PlannedChunk] = []
+        self._chunks: list[Chunk] = []
+
+    @property
+    def copy_sources(self) -> list[BlockId]:
+        """Blocks that must not be given to others in this step."""
+        return [copy.source for copy in self.copies]
+
+    def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
+        """Puts the next num_tokens known tokens of a sequence into the step. Its blocks are in its table."""
+        end = sequence.num_planned_tokens + num_tokens
+        self._chunks.append(Chunk(sequence.seq_id, num_tokens, sequence.table.take_unsent(end)))
+        self.planned.append(PlannedChunk(sequence, sequence.attempt, num_tokens, end == sequence.num_known_tokens))
+        self.num_tokens_left -= num_tokens
+
+    def plan(self, dropped_seq_ids: list[SeqId]) -> StepPlan:
+        """What the executor is told."""
+        return StepPlan(
+            step_id=self.step_id,
+            dropped_seq_ids=tuple(dropped_seq_ids),
+            new_sequences=tuple(self.new_sequences),
+            block_copies=tuple(self.copies),
+            chunks=tuple(self._chunks),
+        )
+
+    def step(self) -> PlannedStep:
+        """What has to be settled when the result comes."""
+        return PlannedStep(self.step_id, self.planned, self.attached)
