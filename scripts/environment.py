@@ -104,33 +104,31 @@ class Pip:
         with self._log.open("a") as log:
             log.write(f"$ {' '.join(command)}\n{done.stdout}\n")
         if done.returncode != 0:
-            last_lines = "\n".join(done.stdout.strip().splitlines()[-15:])
-            raise SetupError(
-                f"{diagnosis(done.stdout)}\n{last_lines}\n(all of pip's output: {self._log}; V=1 shows it as it comes)"
-            )
+            sentence = diagnosis(done.stdout)
+            if sentence is None:
+                print("\n" + "\n".join(done.stdout.strip().splitlines()[-15:]), file=sys.stderr)
+                sentence = "pip failed, see above"
+            raise SetupError(f"{sentence} (all of pip's output: {self._log}; V=1 shows it as it comes)")
 
     def report(self, requirement: str, *options: str) -> dict[str, Any] | None:
-        """What pip would install for one requirement, without its dependencies; None when pip finds nothing.
+        """What pip would install for one requirement, without its dependencies.
 
         Returns:
-            The package's entry of pip's installation report; {} when the requirement is met already.
+            The package's entry of pip's installation report; None when the requirement is met already.
+
+        Raises:
+            SetupError: pip finds nothing that fits.
         """
         path = self._log.with_name("setup-report.json")
-        try:
-            self.run("install", "--dry-run", "--no-deps", "--report", str(path), *options, requirement)
-        except SetupError:
-            return None
+        self.run("install", "--dry-run", "--no-deps", "--report", str(path), *options, requirement)
         found = json.loads(path.read_text())["install"]
         path.unlink()
-        return found[0] if found else {}
+        return found[0] if found else None
 
 
-def diagnosis(pip_output: str) -> str:
-    """One sentence on why pip failed."""
-    for words, sentence in DIAGNOSES:
-        if words in pip_output:
-            return sentence
-    return "pip failed"
+def diagnosis(pip_output: str) -> str | None:
+    """One sentence on why pip failed; None when its output says nothing that is known."""
+    return next((sentence for words, sentence in DIAGNOSES if words in pip_output), None)
 
 
 def has_nvidia_gpu() -> bool:
@@ -161,17 +159,18 @@ def install_torch(pip: Pip, phases: Phases, requirement: str, gpu: bool) -> None
     configured index has must do.
     """
     phases.begin(f"choosing a build of PyTorch ({'NVIDIA GPU found' if gpu else 'no NVIDIA GPU: CPU build'})")
-    cpu_index = () if gpu else ("--extra-index-url", CPU_INDEX)
-    found = None if gpu else pip.report(requirement, "--retries", "0", "--timeout", "5", *cpu_index)
-    if found is None:
-        cpu_index = ()
+    options: tuple[str, ...] = ()
+    if gpu:
         found = pip.report(requirement)
-    if found == {}:
-        phases.end("already here")
-        return
+    else:
+        try:
+            options = ("--extra-index-url", CPU_INDEX)
+            found = pip.report(requirement, "--retries", "0", "--timeout", "5", *options)
+        except SetupError:  # perhaps that index alone is the trouble
+            options = ()
+            found = pip.report(requirement)
     if found is None:
-        phases.end("not found")
-        pip.run("install", "--no-deps", requirement)  # fails again, and says why
+        phases.end("already here")
         return
     version = found["metadata"]["version"]
     phases.end(f"torch {version}")
@@ -180,7 +179,7 @@ def install_torch(pip: Pip, phases: Phases, requirement: str, gpu: bool) -> None
             f"setup: {CPU_INDEX} cannot be reached; torch {version} of the configured index brings CUDA: several GB", flush=True
         )
     phases.begin(f"installing torch {version}")
-    pip.run("install", *cpu_index, f"torch=={version}")
+    pip.run("install", *options, f"torch=={version}")
     phases.end()
 
 
