@@ -145,7 +145,11 @@ class BlockStore:
 
         Returns:
             A write lease, or why there is none.
+
+        Raises:
+            StaleEpoch: the session is closed or fenced.
         """
+        self._check_open(session)
         if key in self._committed:
             if key in self._unread:
                 self._unread.move_to_end(key)
@@ -224,7 +228,12 @@ class BlockStore:
         return self.hold(session, block)
 
     def hold(self, session: Session, block: Block) -> Lease:
-        """A read lease on a committed block that the caller has found by itself."""
+        """A read lease on a committed block that the caller has found by itself.
+
+        Raises:
+            StaleEpoch: the session is closed or fenced.
+        """
+        self._check_open(session)
         block.num_readers += 1
         self._unread.pop(block.key, None)
         return self._lease(session, LeaseKind.READ, block)
@@ -273,6 +282,11 @@ class BlockStore:
             self._places.free(block.place)
 
     # Leases
+
+    def _check_open(self, session: Session) -> None:
+        """A call that waited may find its session closed meanwhile: what it would take now would never come back."""
+        if session.is_fenced or self.sessions.get(session.session_id) is not session:
+            raise StaleEpoch("the session was closed meanwhile; open a new one")
 
     def _lease(self, session: Session, kind: LeaseKind, block: Block) -> Lease:
         lease = Lease(LeaseId(self._next_lease_id), session.session_id, kind, block)
