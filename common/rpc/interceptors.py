@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from common.errors import OctavoError
+from common.rpc.malformed import Malformed, tolerant
 from common.rpc.security import ServerSecurity
 from common.rpc.status import abort
 
@@ -42,10 +43,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = details.method
         behaviour = _behaviour(handler)
+        accept = _parsed if handler.request_streaming else _checked
 
         async def unary(request: Any, context: Context) -> Any:
             try:
-                return await behaviour(request, context)
+                return await behaviour(accept(request), context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -53,7 +55,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def stream(request: Any, context: Context) -> None:
             try:
-                answer = behaviour(request, context)
+                answer = behaviour(accept(request), context)
                 if isinstance(answer, AsyncGenerator):
                     # Closed here and now: a client that vanished must not hold its request until the garbage collector comes.
                     async with aclosing(answer):
@@ -66,7 +68,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 await _abort_with(error, context, method)
 
-        return _with_behaviour(handler, stream if handler.response_streaming else unary)
+        make = _FACTORIES[handler.request_streaming, handler.response_streaming]
+        deserializer = tolerant(handler.request_deserializer, method) if handler.request_deserializer else None
+        return make(stream if handler.response_streaming else unary, deserializer, handler.response_serializer)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -98,6 +102,17 @@ def _behaviour(handler: Handler) -> Behaviour:
 def _with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
     make = _FACTORIES[handler.request_streaming, handler.response_streaming]
     return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise request.error
+    return request
+
+
+async def _parsed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
 
 
 def _refusal(error: OctavoError) -> Behaviour:

@@ -52,8 +52,6 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.StreamGenerateResponse]:
         """The answer as it comes."""
         generation, output = await self.start(request.generation, is_streamed=True)
-        # A generator that is left while a write waits is closed late; the end of the call is told at once.
-        context.add_done_callback(lambda _: self._engine.abandon(generation))
         try:
             async for message in self.messages(generation, output, request.generation):
                 yield message
@@ -65,7 +63,6 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.GenerateSessionResponse]:
         """Many requests on one stream."""
         session = Session(self, self._engine)
-        context.add_done_callback(lambda _: session.cancel_all())
         try:
             async for response in session.run(request_iterator):
                 yield response
