@@ -1,0 +1,150 @@
+"""Kernels: functions over one struct of arguments, compiled at first use, kept on disk, run on torch's own threads.
+
+Knows numba's C functions, the OpenMP library that torch has loaded and how arguments are packed. Does not know what a
+kernel computes. A pool of our own would compete with torch's threads, which spin for a while after each of its operations.
+A kernel is `def f(args: int64)`, args the address of 8-byte fields; the first three are this module's, see first_arg.
+"""
+
+import ctypes
+import hashlib
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+from numba import cfunc, njit, types
+
+from executor_svc.kernels.cpu.vector import call_address, load_i64
+
+FIRST_ARG = 3
+"""Index of the first field that is a kernel's own."""
+
+
+def _source_digest() -> str:
+    """Names the sources: numba itself notices only a change of the file that a kernel is written in."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+if numba.config.CACHE_DIR:
+    numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR) / f"kernels-{_source_digest()}")
+
+
+@njit(error_model="numpy")  # type: ignore[misc]
+def thread_idx(args):  # type: ignore[no-untyped-def]
+    """Index of the calling thread in its team."""
+    function = load_i64(args, 0)
+    return call_address(function) if function != 0 else 0
+
+
+@njit(error_model="numpy")  # type: ignore[misc]
+def num_threads(args):  # type: ignore[no-untyped-def]
+    """Threads of the team."""
+    function = load_i64(args, 1)
+    return call_address(function) if function != 0 else 1
+
+
+@njit(error_model="numpy")  # type: ignore[misc]
+def barrier(args):  # type: ignore[no-untyped-def]
+    """Waits for the whole team."""
+    function = load_i64(args, 2)
+    if function != 0:
+        call_address(function)
+
+
+class OpenMp:
+    """The OpenMP library that torch has loaded; has no threads if there is none that speaks libgomp's interface."""
+
+    def __init__(self) -> None:
+        self.path = _loaded_openmp()
+        self.functions = (0, 0, 0)
+        self.parallel: Callable[[int, bytes, int, int], None] | None = None
+        if self.path is not None:
+            # PyDLL keeps the GIL: a kernel takes microseconds, taking the GIL back from a busy thread takes 5 ms.
+            library = ctypes.PyDLL(self.path)
+            addresses = [
+                ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+                for name in ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
+            ]
+            self.functions = (addresses[0], addresses[1], addresses[2])
+            parallel = library.GOMP_parallel
+            parallel.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
+            parallel.restype = None
+            self.parallel = parallel
+
+
+def _loaded_openmp() -> str | None:
+    """Path of a loaded OpenMP library with libgomp's entry points."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if line.count("/")}
+    candidates = [p for p in paths if Path(p).name.startswith(("libgomp", "libomp", "libiomp5"))]
+    # A process may have loaded several (scikit-learn brings its own): torch's is the one beside it.
+    candidates.sort(key=lambda p: (not p.startswith(str(Path(torch.__file__).parent)), p))
+    return next((p for p in candidates if hasattr(ctypes.PyDLL(p), "GOMP_parallel")), None)
+
+
+class Kernel:
+    """One compiled function; compiles when it is first called.
+
+    Attributes:
+        name: of the function.
+        compile_s: what compiling, or loading from the cache, took; None before that.
+        from_cache: whether it came from the disk.
+    """
+
+    openmp: OpenMp | None = None
+    all: list["Kernel"] = []  # noqa: RUF012  # the registry that warm_up walks
+
+    def __init__(self, function: Callable[[int], None], fields: str):
+        self.name = function.__name__
+        self.compile_s: float | None = None
+        self.from_cache = False
+        self._function = function
+        self._pack = struct.Struct("3q" + fields).pack
+        self._call_serially: Any = None
+        self._address = 0
+        Kernel.all.append(self)
+
+    def compile(self) -> None:
+        """Compiles, or loads from the cache."""
+        if self._address:
+            return
+        if Kernel.openmp is None:
+            Kernel.openmp = OpenMp()
+        start = time.perf_counter()
+        compiled = cfunc(types.void(types.int64), cache=True, error_model="numpy")(self._function)
+        self.compile_s = time.perf_counter() - start
+        self.from_cache = compiled.cache_hits > 0
+        self._address = compiled.address
+        self._call_serially = ctypes.PYFUNCTYPE(None, ctypes.c_char_p)(self._address)
+
+    def __call__(self, *fields: float, threads: int) -> None:
+        """Runs on so many of torch's threads, the calling one among them; returns when all are done.
+
+        Args:
+            fields: int64 (addresses, sizes) or float64 as the kernel reads them.
+            threads: 1 runs in the caller alone.
+        """
+        if not self._address:
+            self.compile()
+        openmp = Kernel.openmp
+        if threads > 1 and openmp is not None and openmp.parallel is not None:
+            openmp.parallel(self._address, self._pack(*openmp.functions, *fields), threads, 0)
+        else:
+            self._call_serially(self._pack(0, 0, 0, *fields))
+
+
+def kernel(fields: str) -> Callable[[Callable[[int], None]], Kernel]:
+    """Makes a function a Kernel.
+
+    Args:
+        fields: struct format of its own arguments, q for int64 and d for float64.
+    """
+    return lambda function: Kernel(function, fields)
