@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import NoSharedMemory, StartupError
+from common.shm.available_memory import available_memory_bytes
 
 PAGE_BYTES = 4096
 SHM_ABI = 1
@@ -128,6 +129,11 @@ def create_slab(slab_id: int, size_bytes: int, *, epoch: int, nonce: int) -> Own
     Raises:
         StartupError: the memory is not to be had.
     """
+    available_bytes = available_memory_bytes()
+    if size_bytes > available_bytes:  # the kernel would fill pages until it has to kill a process of its choice
+        raise StartupError(
+            f"cannot allocate {size_bytes} bytes of shared memory: {available_bytes} are available; lower --capacity-bytes"
+        )
     header = SlabHeader.for_size(slab_id, size_bytes, epoch=epoch, nonce=nonce)
     fd = os.memfd_create(f"octavo-slab-{slab_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
