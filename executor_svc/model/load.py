@@ -198,13 +198,28 @@ def _model_len(config: Any, asked: int | None) -> int:
 
 
 def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> nn.Module:
+    """The folder's model; every weight that the model has must be in the files."""
+    had_bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
     try:
-        module: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, local_files_only=True, attn_implementation="eager"
+        module, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            attn_implementation="eager",
+            output_loading_info=True,
         )
     except Exception as error:
         raise ModelRefused(f"{folder}: transformers cannot load it as a causal language model: {error}") from error
-    return module
+    finally:
+        if had_bars:
+            transformers.utils.logging.enable_progress_bar()
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise StartupError(f"model folder {folder} lacks {len(missing)} of the model's weights, first {missing[0]}")
+    loaded: nn.Module = module
+    return loaded
 
 
 def _digest(folder: Path) -> bytes:

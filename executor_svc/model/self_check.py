@@ -126,7 +126,7 @@ def trace_layers(module: nn.Module, backend: Backend, num_layers: int) -> tuple[
     except Exception as error:
         raise ModelRefused(f"{family} does not use transformers' attention interface: {_short(error)}") from error
     ids = torch.arange(4)
-    trace = _Trace(_batch([(0, 0, 4)], [[0]], block_size=BLOCK_SIZE), backend)
+    trace = _Trace(packed_batch([(0, 0, 4)], [[0]], block_size=BLOCK_SIZE), backend)
     try:
         with use(trace):
             module(input_ids=ids[None], position_ids=ids[None], use_cache=False)
@@ -185,7 +185,7 @@ def paged_differences(
     lens = [len(ids) for ids in expected.token_ids]
     differences: list[Tensor] = []
     for parts in _steps(lens):
-        batch = _batch(parts, block_tables, block_size=BLOCK_SIZE)
+        batch = packed_batch(parts, block_tables, block_size=BLOCK_SIZE)
         rope_lens = torch.tensor([lens[seq] for seq, _, _ in parts], dtype=torch.int32)
         context = _Counting(batch, backend, caches, rope_lens)
         input_ids = torch.cat([expected.token_ids[seq][start:end] for seq, start, end in parts])
@@ -221,8 +221,16 @@ def _steps(lens: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
         yield sorted(parts, key=lambda part: part[2] - part[1] != 1)
 
 
-def _batch(parts: Sequence[tuple[int, int, int]], block_tables: Sequence[Sequence[int]], *, block_size: int) -> AttentionBatch:
-    """A packed batch of the tokens [start, end) of sequences, given as (sequence, start, end), decodes first."""
+def packed_batch(
+    parts: Sequence[tuple[int, int, int]], block_tables: Sequence[Sequence[int]], *, block_size: int
+) -> AttentionBatch:
+    """A packed batch of tokens of several sequences.
+
+    Args:
+        parts: (sequence, start, end) for the tokens [start, end) of a sequence; those of one token come first.
+        block_tables: block ids of each sequence.
+        block_size: tokens per block.
+    """
     slots = [
         block_tables[seq][position // block_size] * block_size + position % block_size
         for seq, start, end in parts

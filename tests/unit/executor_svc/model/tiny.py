@@ -8,9 +8,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.batch import LayerCache
 from executor_svc.model.forward_context import ForwardContext
 from executor_svc.model.load import LoadedModel
+from executor_svc.model.self_check import packed_batch
 
 BLOCK_SIZE = 16
 _COMMON: dict[str, Any] = {
@@ -118,32 +119,13 @@ def paged_logits(model: LoadedModel, backend: Any, token_ids: Sequence[Tensor], 
         parts = [(seq, computed[seq], computed[seq] + num) for seq, num in enumerate(step) if num]
         parts.sort(key=lambda part: part[2] - part[1] != 1)
         lens = [end - start for _, start, end in parts]
-        positions = [torch.arange(start, end) for _, start, end in parts]
-        width = max(len(tables[seq]) for seq, _, _ in parts)
-        batch = AttentionBatch(
-            slot_mapping=torch.tensor(
-                [
-                    tables[seq][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
-                    for seq, start, end in parts
-                    for p in range(start, end)
-                ]
-            ),
-            block_tables=torch.tensor(
-                [[*tables[seq], *[0] * (width - len(tables[seq]))] for seq, _, _ in parts], dtype=torch.int32
-            ),
-            cu_seqlens_q=torch.tensor([0, *lens]).cumsum(0).to(torch.int32),
-            seq_lens=torch.tensor([end for _, _, end in parts], dtype=torch.int32),
-            num_decodes=sum(length == 1 for length in lens),
-            max_seqlen_q=max(lens),
-            max_seqlen_k=max(end for _, _, end in parts),
-            block_size=BLOCK_SIZE,
-        )
+        batch = packed_batch(parts, tables, block_size=BLOCK_SIZE)
         known_lens = torch.tensor([len(token_ids[seq]) for seq, _, _ in parts])
         with torch.inference_mode():
             out = model.compute_logits(
                 ForwardContext(batch, backend, caches, known_lens),
                 torch.cat([token_ids[seq][start:end] for seq, start, end in parts]),
-                torch.cat(positions),
+                torch.cat([torch.arange(start, end) for _, start, end in parts]),
                 torch.arange(sum(lens)),
             )
         for (seq, _, end), rows in zip(parts, torch.split(out, lens), strict=True):
