@@ -16,6 +16,10 @@ from kvstore_svc.core.block_store import BlockStore
 from kvstore_svc.core.place import Place, PlaceTable
 from kvstore_svc.tiers.base import StoredBlock, TierCounts
 
+# The kernel does not refuse memory that it does not have: it kills a process. So what is asked for must be there, with some
+# left for everybody else.
+_SHARE_OF_AVAILABLE = 0.9
+
 
 class ShmTier:
     """Slabs and the index over them.
@@ -83,10 +87,10 @@ def create_slabs(capacity_bytes: int, slab_bytes: int, epoch: Epoch) -> list[Own
     Raises:
         StartupError: the machine or a control group does not have the memory.
     """
-    available = available_memory_bytes()
-    if capacity_bytes > available:
+    available_bytes = int(available_memory_bytes() * _SHARE_OF_AVAILABLE)
+    if capacity_bytes > available_bytes:
         raise StartupError(
-            f"shared memory for blocks: {capacity_bytes} bytes wanted, {available} bytes available here; lower --capacity-bytes"
+            f"shared memory for blocks: {capacity_bytes} bytes wanted, at most {available_bytes} to be had; lower --capacity-bytes"
         )
     slabs: list[OwnedSlab] = []
     remaining = capacity_bytes // PAGE_BYTES * PAGE_BYTES
