@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -23,7 +24,6 @@ from executor_svc.kernels.backend import Backend
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.pool import KvPool, block_bytes
 from executor_svc.model.load import LoadedModel, load_model
-from executor_svc.model.prepare import prepare_model
 from executor_svc.runner import ModelRunner
 from executor_svc.sampling import Sampler
 from executor_svc.settings import ExecutorSettings
@@ -52,20 +52,22 @@ class Engine:
     info: pb.ExecutorInfo
 
 
-def build_engine(settings: ExecutorSettings, progress: Callable[[str], None]) -> Engine:
+def build_engine(
+    settings: ExecutorSettings, folder: Path, progress: Callable[[str], None], phases_before: Mapping[str, float] | None = None
+) -> Engine:
     """Loads, checks, allocates and warms up.
 
     Args:
         settings: of this executor.
+        folder: of settings.model, from prepare_model.
         progress: called with lines for people.
+        phases_before: seconds of what start-up has done already.
 
     Raises:
         StartupError: with what is wrong and which setting to change.
     """
-    phases = _Phases()
+    phases = _Phases(phases_before or {})
     torch.set_num_threads(settings.num_threads or usable_cores())
-    with phases.timed("prepare"):
-        folder = prepare_model(settings.model, settings.cache_dir, progress, needs_weights=settings.load_format == "auto")
     progress(f"loading {folder}")
     backend = _backend(settings)
     with phases.timed("load"):
@@ -137,8 +139,8 @@ def build_engine(settings: ExecutorSettings, progress: Callable[[str], None]) ->
 class _Phases:
     """Seconds by phase, in order."""
 
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+    def __init__(self, before: Mapping[str, float]):
+        self._seconds = dict(before)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

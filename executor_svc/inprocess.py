@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from executor_svc import convert
 from executor_svc.engine import Engine, build_engine
+from executor_svc.model.prepare import prepare_model
 from executor_svc.settings import ExecutorSettings
 from octavo.executor.v1 import executor_service_pb2 as pb
 
@@ -25,9 +26,10 @@ class InProcessExecutor:
         """Builds the engine.
 
         Raises:
-            StartupError: see build_engine.
+            StartupError: see prepare_model and build_engine.
         """
-        return cls(build_engine(settings, progress))
+        folder = prepare_model(settings.model, settings.cache_dir, progress, needs_weights=settings.load_format == "auto")
+        return cls(build_engine(settings, folder, progress))
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
         """Carries one plan out.

@@ -10,9 +10,11 @@ import os
 import signal
 import socket
 import sys
+import time
 
 from common.errors import StartupError
 from common.logs import setup_logging
+from executor_svc.model.prepare import prepare_model
 from executor_svc.pipe import Frame, FrameKind, FramePipe
 from executor_svc.settings import ExecutorSettings
 
@@ -30,12 +32,20 @@ def main(fd: int) -> int:
         return 0
     settings = ExecutorSettings.from_json(frames[0].payload)
     setup_logging(settings.executor_id, settings.log_level)
+
+    def progress(text: str) -> None:
+        pipe.send(Frame(FrameKind.PROGRESS, payload=text.encode()))
+
+    started = time.monotonic()
     try:
-        # torch is imported only now: until here a wrong setting costs nothing.
+        folder = prepare_model(settings.model, settings.cache_dir, progress, needs_weights=settings.load_format == "auto")
+        prepared = time.monotonic()
+        # torch takes seconds to import: until here, a name that does not exist costs none.
         from executor_svc.engine import build_engine
         from executor_svc.step_loop import StepLoop
 
-        engine = build_engine(settings, lambda text: pipe.send(Frame(FrameKind.PROGRESS, payload=text.encode())))
+        phases = {"prepare": prepared - started, "import": time.monotonic() - prepared}
+        engine = build_engine(settings, folder, progress, phases)
     except StartupError as error:
         pipe.send(Frame(FrameKind.REFUSED, payload=error.message.encode()))
         return 1

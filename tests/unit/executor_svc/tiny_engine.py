@@ -48,4 +48,4 @@ def make_settings(folder: Path, **changes: object) -> ExecutorSettings:
 
 def make_engine(folder: Path, **changes: object) -> Engine:
     """An engine of the tiny model in this process."""
-    return build_engine(make_settings(make_model_folder(folder), **changes), lambda text: None)
+    return build_engine(make_settings(make_model_folder(folder), **changes), folder, lambda text: None)
