@@ -3,7 +3,7 @@
 Sends the calls of calls.py over a channel and turns statuses into errors. Knows deadlines, tokens and TLS; builds no message.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -111,8 +111,8 @@ class OctavoClient:
         """The whole answer to a prompt. Options: see GenerateOptions."""
         return self._unary(calls.generate(prompt, options), options.get("timeout_s"))
 
-    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Iterator[Event]:
-        """The answer as it comes: TextDelta events, then one Finished. Closing the iterator cancels the request."""
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generator[Event, None, None]:
+        """The answer as it comes: TextDelta events, then one Finished. Closing it cancels the request."""
         return self._streamed(calls.stream(prompt, options), options.get("timeout_s", self._timeout_s))
 
     def cancel(self, request_id: str) -> bool:
@@ -143,7 +143,7 @@ class OctavoClient:
         """The load of now. Needs the admin token where there is one."""
         return self._unary(calls.get_load())
 
-    def watch_load(self, interval_s: float = 1.0) -> Iterator[Load]:
+    def watch_load(self, interval_s: float = 1.0) -> Generator[Load, None, None]:
         """The load every interval, without end. Needs the admin token where there is one."""
         return self._streamed(calls.watch_load(interval_s), None)
 
@@ -159,7 +159,7 @@ class OctavoClient:
             raise _error(error, self._target) from error
         return call.convert(response)
 
-    def _streamed(self, call: Call[ResponseT, list[ResultT]], timeout_s: float | None) -> Iterator[ResultT]:
+    def _streamed(self, call: Call[ResponseT, list[ResultT]], timeout_s: float | None) -> Generator[ResultT, None, None]:
         send = self._channel.unary_stream(call.method, type(call.request).SerializeToString, call.response_type.FromString)
         responses = send(call.request, timeout=timeout_s, metadata=self._metadata)
         try:
@@ -212,7 +212,7 @@ class AsyncOctavoClient:
         """See OctavoClient.generate."""
         return await self._unary(calls.generate(prompt, options), options.get("timeout_s"))
 
-    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncIterator[Event]:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
         """See OctavoClient.stream."""
         return self._streamed(calls.stream(prompt, options), options.get("timeout_s", self._timeout_s))
 
@@ -244,7 +244,7 @@ class AsyncOctavoClient:
         """See OctavoClient.load."""
         return await self._unary(calls.get_load())
 
-    def watch_load(self, interval_s: float = 1.0) -> AsyncIterator[Load]:
+    def watch_load(self, interval_s: float = 1.0) -> AsyncGenerator[Load, None]:
         """See OctavoClient.watch_load."""
         return self._streamed(calls.watch_load(interval_s), None)
 
@@ -262,7 +262,7 @@ class AsyncOctavoClient:
             raise _error(error, self._target) from error
         return call.convert(response)
 
-    async def _streamed(self, call: Call[ResponseT, list[ResultT]], timeout_s: float | None) -> AsyncIterator[ResultT]:
+    async def _streamed(self, call: Call[ResponseT, list[ResultT]], timeout_s: float | None) -> AsyncGenerator[ResultT, None]:
         send = self._channel.unary_stream(call.method, type(call.request).SerializeToString, call.response_type.FromString)
         responses = send(call.request, timeout=timeout_s, metadata=self._metadata)
         try:

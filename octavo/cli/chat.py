@@ -1,7 +1,7 @@
 """`octavo chat`: a conversation in the terminal. The client keeps the turns; the server's prefix cache makes that cheap."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Annotated
 
 import typer
@@ -81,7 +81,7 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _answer(events: Iterator[Event]) -> str:
+def _answer(events: Generator[Event, None, None]) -> str:
     """Writes an answer as it comes; Ctrl-C ends it early.
 
     Returns:
@@ -98,6 +98,7 @@ def _answer(events: Iterator[Event]) -> str:
                     write("\n")
                     say(answer_figures(usage, timing))
     except KeyboardInterrupt:
+        events.close()
         write("\n")
         say("stopped")
     return "".join(text)

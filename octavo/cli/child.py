@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections import deque
@@ -11,6 +12,9 @@ from pathlib import Path
 
 _LEASH = Path(__file__).with_name("leash.py")
 _TAIL_LINES = 40
+
+# How services say why they end: "cannot start: ..." in a log line, "error: ..." or "kvstore_svc: ..." on a line of its own.
+_REASON = re.compile(r"(?:cannot start: |^error: |^\w+_svc: )(.*)")
 
 LineSink = Callable[[str, str], None]
 """Called with the name of the process and one line of its output."""
@@ -79,8 +83,8 @@ class Child:
     def reason(self) -> str:
         """Why it ended, for people: its last words."""
         words = [line for line in self.tail if line.strip()]
-        errors = [line for line in words if line.startswith("error:")]
-        return (errors or words or ["it said nothing"])[-1].removeprefix("error:").strip()
+        reasons = [match[1] for match in map(_REASON.search, words) if match is not None]
+        return (reasons or words or ["it said nothing"])[-1]
 
     async def _run(self) -> int:
         assert self._process.stdout is not None and self._process.stderr is not None

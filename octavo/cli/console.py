@@ -1,5 +1,6 @@
 """Where the command line writes: answers to standard output, everything about them to standard error. Plain when piped."""
 
+import re
 import sys
 
 from rich.console import Console
@@ -25,6 +26,12 @@ def say(text: str, style: str = "dim") -> None:
 def say_error(message: str) -> None:
     """Writes the one red line of a failure."""
     err.print(Text(f"error: {message}", style="bold red"))
+
+
+def log_message(line: str) -> str | None:
+    """The message of an entry of level INFO in the log format of common/logs.py; None for any other line."""
+    match = re.fullmatch(r"[\d:.]+ \S+ +INFO +(.*)", line)
+    return match[1] if match else None
 
 
 class LogPrinter:

@@ -1,18 +1,24 @@
 """`octavo demo`: a server for one question, asked twice. What a newcomer sees first."""
 
+from collections import deque
 from typing import Annotated
 
 import typer
 
 from octavo.answers import Finished, TextDelta
-from octavo.cli.console import out, say, write
+from octavo.cli.console import log_message, say, write
 from octavo.cli.figures import answer_figures
 from octavo.cli.server import run_until_stopped, running_server
 from octavo.cli.services import DEFAULT_MODEL, StackOptions
 from octavo.client import AsyncOctavoClient
+from octavo.errors import OctavoError
 from octavo.prompt import ChatMessage
 
 _QUESTION = "What is a book, and why do people read books? Answer in three sentences."
+_TAIL_LINES = 20
+# Enough for one conversation, and ready in a moment: memory is touched before it is served.
+_KV_MEMORY_BYTES = 256 << 20
+_STORE_CAPACITY_BYTES = 256 << 20
 
 
 def demo(
@@ -27,20 +33,33 @@ def demo(
 
 
 async def _demo(model: str, prompt: str, max_tokens: int) -> None:
-    def on_line(name: str, line: str) -> None:
-        if name == "prepare":
-            say(f"  {line}")
+    log: deque[str] = deque(maxlen=_TAIL_LINES)
 
-    async with running_server(StackOptions(model=model), on_line, say) as (_, target):
-        async with AsyncOctavoClient(target, timeout_s=300.0) as client:
-            for number, note in enumerate(("the first time", "the same again: the prompt's blocks are still on the device")):
-                out.print(f"\n[bold]> {prompt}[/bold]" if number == 0 else "", end="\n" if number == 0 else "")
-                say(f"({note})")
-                async for event in client.stream([ChatMessage("user", prompt)], temperature=0.0, max_tokens=max_tokens):
-                    match event:
-                        case TextDelta(text=text):
-                            write(text)
-                        case Finished(usage=usage, timing=timing):
-                            write("\n")
-                            say(answer_figures(usage, timing), style="green")
-        say("\nstopping")
+    def on_line(name: str, line: str) -> None:
+        log.append(f"{name:<11}│ {line}")
+        message = line if name == "prepare" else log_message(line) if name.startswith("executor") else None
+        if message and not message.startswith("settings "):
+            say(f"  {message}")
+
+    options = StackOptions(model=model, kv_memory_bytes=_KV_MEMORY_BYTES, store_capacity_bytes=_STORE_CAPACITY_BYTES)
+    try:
+        async with running_server(options, on_line, say) as (_, target), AsyncOctavoClient(target) as client:
+            write("\n")
+            say(f"> {prompt}", style="bold")
+            await _ask(client, prompt, max_tokens)
+            say("> the same question again: its blocks are still on the device", style="bold")
+            await _ask(client, prompt, max_tokens)
+    except OctavoError:
+        say("\n".join(["the last lines of the log:", *log]))
+        raise
+    say("all stopped. Next: octavo up, then octavo chat in a second terminal", style="bold")
+
+
+async def _ask(client: AsyncOctavoClient, prompt: str, max_tokens: int) -> None:
+    async for event in client.stream([ChatMessage("user", prompt)], temperature=0.0, max_tokens=max_tokens):
+        match event:
+            case TextDelta(text=text):
+                write(text)
+            case Finished(usage=usage, timing=timing):
+                write("\n")
+                say(f"{answer_figures(usage, timing)}\n", style="green")

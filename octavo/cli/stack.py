@@ -18,8 +18,6 @@ from common.rpc.channel import aio_channel
 from octavo.cli.child import Child, LineSink
 from octavo.cli.services import Service
 
-_SHORTEST_LIFE_S = 10.0
-
 ProgressSink = Callable[[str], None]
 """Called with one sentence about what has been reached."""
 
@@ -33,6 +31,7 @@ class Stack:
         on_progress: what has been reached, for people.
         start_timeout_s: longest wait for the health of one of them.
         grace_s: what each gets to finish after SIGTERM.
+        shortest_life_s: one that ends sooner than this after its start is not started again.
     """
 
     def __init__(
@@ -43,12 +42,14 @@ class Stack:
         *,
         start_timeout_s: float = 600.0,
         grace_s: float = 15.0,
+        shortest_life_s: float = 10.0,
     ):
         self._services = list(list_of_services)
         self._on_line = on_line
         self._on_progress = on_progress
         self._start_timeout_s = start_timeout_s
         self._grace_s = grace_s
+        self._shortest_life_s = shortest_life_s
         self._started_at: dict[str, float] = {}
         self.children: dict[str, Child] = {}
 
@@ -69,7 +70,7 @@ class Stack:
         """Starts a process that ends again, the others go on. Returns never.
 
         Raises:
-            StartupError: a process ended within ten seconds of its start.
+            StartupError: a process ended within shortest_life_s of its start.
         """
         while True:
             await asyncio.wait([child.exited for child in self.children.values()], return_when=asyncio.FIRST_COMPLETED)
@@ -77,7 +78,7 @@ class Stack:
                 child = self.children[service.name]
                 if not child.exited.done():
                     continue
-                if time.monotonic() - self._started_at[service.name] < _SHORTEST_LIFE_S:
+                if time.monotonic() - self._started_at[service.name] < self._shortest_life_s:
                     raise StartupError(_last_words(child, "ended again and again"))
                 self._on_progress(
                     f"{service.name} ended (exit code {child.exited.result()}: {child.reason()}); starting it again"
