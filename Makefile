@@ -34,10 +34,10 @@ protos: setup
 bench-cpu: setup
 	@.venv/bin/python -m bench.cpu $(BENCH)
 
-# No set-up: GPU machines bring their own PyTorch.
+# No set-up and no settings of pyproject.toml: GPU machines bring their own PyTorch, and pytest without our plugins.
 test-gpu: PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 test-gpu:
-	@$(PYTHON) -m pytest tests/gpu $(PYTEST)
+	@$(PYTHON) -m pytest -c /dev/null --rootdir=. tests/gpu $(PYTEST)
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
