@@ -12,7 +12,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     MALLOC_MMAP_THRESHOLD_=268435456 \
     MALLOC_TRIM_THRESHOLD_=1073741824 \
     MALLOC_TOP_PAD_=67108864
-# /run/octavo: sockets. /var/lib/octavo: prepared models.
+# /run/octavo: sockets. /var/lib/octavo: prepared models and compiled kernels.
 RUN groupadd --gid 10001 octavo \
  && useradd --uid 10001 --gid 10001 --create-home octavo \
  && install --directory --owner=10001 --group=10001 --mode=0750 /run/octavo /var/lib/octavo
@@ -53,7 +53,8 @@ FROM base AS executor-cpu
 COPY --from=build-executor-cpu /opt/venv /opt/venv
 USER 10001:10001
 ENV OCTAVO_EXECUTOR_LISTEN=0.0.0.0:50061 \
-    OCTAVO_EXECUTOR_CACHE_DIR=/var/lib/octavo
+    OCTAVO_EXECUTOR_CACHE_DIR=/var/lib/octavo \
+    NUMBA_CACHE_DIR=/var/lib/octavo/numba
 EXPOSE 50061
 # Loading and the self-check of a model take their time.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=300s --retries=3 \
@@ -65,6 +66,7 @@ COPY --from=build-executor-gpu /opt/venv /opt/venv
 USER 10001:10001
 ENV OCTAVO_EXECUTOR_LISTEN=0.0.0.0:50061 \
     OCTAVO_EXECUTOR_CACHE_DIR=/var/lib/octavo \
+    NUMBA_CACHE_DIR=/var/lib/octavo/numba \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 50061
