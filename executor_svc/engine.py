@@ -218,8 +218,7 @@ def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: KvPool)
         degraded=DegradedPaths(),
         security=ChannelSecurity(tls_ca=settings.kvstore_tls_ca, token=settings.kvstore_token.get_secret_value()),
     )
-    # Opens a session, so that how blocks travel is known and said; a store that is not there yet is found later.
-    store.load([], CONNECT_TIMEOUT_S)
+    store.connect(CONNECT_TIMEOUT_S)
     return store
 
 

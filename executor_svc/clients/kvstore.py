@@ -70,6 +70,10 @@ class BlockStoreClient:
             return "none", self._reason
         return ("shm", "") if self._session.attachment is not None else ("inline", self._session.inline_reason)
 
+    def connect(self, timeout_s: float) -> None:
+        """Opens a session, so that transport says how blocks will travel; a store that is not there is found later."""
+        self._open_session(timeout_s)
+
     def save(self, blocks: Blocks) -> SaveReport:
         """Writes the blocks that the store does not have.
 
