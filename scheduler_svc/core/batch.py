@@ -17,18 +17,24 @@ class Batch:
     def __init__(self, step_id: int, num_tokens: int):
         self.step_id = step_id
         self.num_tokens_left = num_tokens
-        self.is_short_of_blocks = False
-        """Whether a running sequence found no free block."""
-        self.new_sequences: list[NewSequence] = []
-        self.copies: list[BlockCopy] = []
-        self.attached: list[Sequence] = []
         self.planned: list[PlannedChunk] = []
+        self._new_sequences: list[NewSequence] = []
+        self._copies: list[BlockCopy] = []
+        self._attached: list[Sequence] = []
         self._chunks: list[Chunk] = []
 
     @property
     def copy_sources(self) -> list[BlockId]:
         """Blocks that must not be given to others in this step."""
-        return [copy.source for copy in self.copies]
+        return [copy.source for copy in self._copies]
+
+    def add_sequence(self, sequence: Sequence, copy: BlockCopy | None) -> None:
+        """Announces a sequence that has just started, and the copy of a block that it needs."""
+        self._new_sequences.append(sequence.announce())
+        if copy is not None:
+            self._copies.append(copy)
+        if sequence.num_planned_tokens:
+            self._attached.append(sequence)
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Puts the next num_tokens known tokens of a sequence into the step. Its blocks are in its table."""
@@ -42,11 +48,11 @@ class Batch:
         return StepPlan(
             step_id=self.step_id,
             dropped_seq_ids=tuple(dropped_seq_ids),
-            new_sequences=tuple(self.new_sequences),
-            block_copies=tuple(self.copies),
+            new_sequences=tuple(self._new_sequences),
+            block_copies=tuple(self._copies),
             chunks=tuple(self._chunks),
         )
 
     def step(self) -> PlannedStep:
         """What has to be settled when the result comes."""
-        return PlannedStep(self.step_id, self.planned, self.attached)
+        return PlannedStep(self.step_id, self.planned, self._attached)

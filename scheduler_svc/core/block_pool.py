@@ -164,10 +164,9 @@ class BlockPool:
             self._evict(block_id)
         return num_cached
 
-    def offer_save(self, block_id: BlockId) -> None:
-        """A listed block is computed; the store may have it."""
-        key = self.index.key_of(block_id)
-        if key is not None:
+    def offer_save(self, key: BlockKey, block_id: BlockId) -> None:
+        """The block is computed, and the store may have it if it is the one that is listed under the key."""
+        if self.index.key_of(block_id) == key:
             self._unsaved[block_id] = key
 
     def take_unsaved(self, max_blocks: int) -> list[tuple[BlockKey, BlockId]]:

@@ -8,57 +8,29 @@ executors. One Scheduler per executor; the shell drives it:
 Run-ahead: schedule may be called again before apply of the step before. A decode that is planned on top of an unapplied
 step counts on a token that only the executor knows; if apply finds that the sequence had ended, the extra token is discarded.
 
-Policy: decodes first, then chunks of prompts that were begun, then admissions, each in order of arrival, up to the step's
-token budget. A sequence is admitted when blocks for all its known tokens are there, and one more for each running sequence.
-Who is preempted: preemption.py. What is taken over instead of computed: attachment.py.
+What runs: step_planner.py. Who holds which blocks: running_set.py, block_pool.py. What came before: outstanding.py.
 """
 
-import bisect
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
-from common.block_hash import chain_keys
-from common.errors import DuplicateRequest, KvPoolTooSmall
-from common.ids import BlockId, BlockKey, RequestId, SeqId
-from scheduler_svc.core.attachment import Attachment, Awaited, find_attachment
+from common.errors import KvPoolTooSmall
+from common.ids import BlockKey, RequestId, SeqId
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.block_table import BlockTable
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.outstanding import OutstandingSteps, PlannedStep
-from scheduler_svc.core.plan import BlockCopy, LoadPlan, SampledToken, SavePlan, SchedulerStats, SequenceUpdate, StepPlan
-from scheduler_svc.core.preemption import choose_victim
+from scheduler_svc.core.plan import LoadPlan, SampledToken, SavePlan, SchedulerStats, SequenceUpdate, StepPlan
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.request_state import RequestState
+from scheduler_svc.core.request_table import RequestTable
+from scheduler_svc.core.running_set import RunningSet
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.step_planner import StepPlanner
 from scheduler_svc.core.transfers import Transfers
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
-NUM_REMEMBERED_REQUESTS = 4096
-"""How many finished requests can still be asked about."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of one executor and of its queue.
-
-    Attributes:
-        num_blocks, block_size, max_num_seqs, max_num_batched_tokens: of the executor, see octavo.executor.v1.ExecutorInfo.
-        max_chunk_tokens: most prompt tokens of one sequence in one step.
-        max_waiting_requests, max_waiting_tokens: bounds of the queue.
-        prefix_caching: whether computed blocks are found again by later requests.
-        save_blocks: whether computed full blocks are offered to the store.
-    """
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_chunk_tokens: int
-    max_waiting_requests: int = 1024
-    max_waiting_tokens: int = 1 << 20
-    prefix_caching: bool = True
-    save_blocks: bool = False
+__all__ = ["Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
@@ -66,22 +38,22 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig):
         self.config = config
-        self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._requests: dict[RequestId, RequestState] = {}
-        self._finished: OrderedDict[RequestId, RequestState] = OrderedDict()
-        self._sequences: dict[SeqId, Sequence] = {}
+        self._requests = RequestTable(config.block_size, is_keyed=config.prefix_caching)
         self._waiting = WaitingQueue(config.max_waiting_requests, config.max_waiting_tokens)
-        self._running: list[Sequence] = []  # in order of arrival
-        self._num_arrivals = 0
-        self._num_sequences = 0
-        self._num_preemptions = 0
-        self._num_discarded_tokens = 0
-        self._cached_tokens: Counter[str] = Counter()
+        self._transfers = Transfers()
         self._loading: dict[int, RequestState] = {}
+        self._planner = StepPlanner(config, self._requests, self._waiting)
+        self._num_discarded_tokens = 0
+        self._start_session()
+
+    def _start_session(self) -> None:
+        """All blocks are free and the executor knows nothing."""
+        config = self.config
         self._pool = BlockPool(config.num_blocks)
-        self._transfers = Transfers(self._pool)
+        max_running = min(config.max_num_seqs, config.max_num_batched_tokens)  # so that decodes leave room for all
+        self._running = RunningSet(self._pool, config.block_size, max_running)
+        self._transfers.restart(self._pool)
         self._outstanding = OutstandingSteps()
-        self._dropped: list[SeqId] = []
         self._planned_step = 0
         self._applied_step = 0
 
@@ -96,8 +68,7 @@ class Scheduler:
             KvPoolTooSmall: prompt and max_tokens of one sample need more blocks than the pool has.
             DuplicateRequest: the request_id is known and not finished.
         """
-        if request.request_id in self._requests:
-            raise DuplicateRequest(f"request_id: {request.request_id!r} is in use", metadata={"requestId": request.request_id})
+        self._requests.check_new(request.request_id)
         config = self.config
         num_tokens = len(request.prompt_token_ids) + request.stop.max_tokens
         num_blocks = -(-(num_tokens - 1) // config.block_size)  # the last token is never computed
@@ -108,28 +79,8 @@ class Scheduler:
                 metadata={"numBlocks": str(config.num_blocks), "numBlocksNeeded": str(num_blocks)},
             )
         self._waiting.count_in(len(request.prompt_token_ids))
-        keys = []
-        if config.prefix_caching:
-            keys = chain_keys(request.root_key, request.prompt_token_ids, config.block_size)
-        state = RequestState(request, [], keys)
-        self._requests[request.request_id] = state
-        self._finished.pop(request.request_id, None)
-        self._num_arrivals += 1
-        for index in range(request.n):
-            self._num_sequences += 1
-            sequence = Sequence(
-                seq_id=SeqId(self._num_sequences),
-                request=request,
-                index=index,
-                order=(self._num_arrivals, index),
-                token_ids=list(request.prompt_token_ids),
-                keys=list(keys),
-                is_keyed=config.prefix_caching,
-                table=BlockTable(config.block_size),
-                max_known_tokens=num_tokens,
-            )
-            state.sequences.append(sequence)
-            self._sequences[sequence.seq_id] = sequence
+        state = self._requests.add(request)
+        for sequence in state.sequences:
             self._waiting.insert(sequence)
         return tuple(sequence.seq_id for sequence in state.sequences)
 
@@ -148,7 +99,7 @@ class Scheduler:
 
     def finish_sequence(self, seq_id: SeqId) -> None:
         """Ends one sample because of its text (a stop string). No update follows. Unknown or ended ids are fine."""
-        sequence = self._sequences.get(seq_id)
+        sequence = self._requests.sequence(seq_id)
         if sequence is not None:
             self._end(sequence)
 
@@ -180,10 +131,10 @@ class Scheduler:
         keys = self.missing_keys(request_id)[:num_blocks]
         if not keys:
             return None
-        state = self._requests[request_id]
+        state = self._requests.get(request_id)
+        assert state is not None, f"request {request_id} has keys"
         prefix = self._pool.index.match(self._loadable_keys(state))
-        num_taken = len(keys) + self._pool.num_cached_of(prefix)
-        if num_taken + len(self._running) > self._pool.num_available:
+        if not self._running.can_take(len(keys) + self._pool.num_cached_of(prefix)):
             return None
         plan = self._transfers.begin_load(prefix, keys, self._applied_step)
         if plan is not None:
@@ -207,18 +158,13 @@ class Scheduler:
         """
         batch = Batch(self._planned_step + 1, self.config.max_num_batched_tokens)
         self._pool.planned_step = batch.step_id
-        self._plan_decodes(batch)
-        self._plan_prefills(batch)
-        if not batch.is_short_of_blocks:
-            self._admit(batch, now_s)
+        self._planner.fill(batch, self._running, now_s)
         self._pool.release(batch.copy_sources)
         if not batch.planned:
             self._pool.planned_step = self._planned_step
             return None
         self._commit(batch)
-        plan = batch.plan(self._dropped)
-        self._dropped = []
-        return plan
+        return batch.plan(self._running.take_dropped())
 
     def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> list[SequenceUpdate]:
         """Takes in a step's result; steps come back in the order of their plans.
@@ -251,24 +197,24 @@ class Scheduler:
             if sequence.status is SequenceStatus.RUNNING:
                 sequence.num_applied_tokens += chunk.num_tokens
                 if self.config.save_blocks:
-                    self._offer_saves(sequence)
+                    self._running.offer_saves(sequence)
             if token_id is not None:
                 updates.append(self._take_token(sequence, token_id))
             elif chunk.is_sampling:
                 failures[sequence.seq_id] = f"the executor returned no token in step {step_id}"
         for seq_id, message in failures.items():
             self._void_blocks(step, seq_id)
-            failed = self._sequences.get(seq_id)
+            failed = self._requests.sequence(seq_id)
             if failed is not None and seq_id not in void:
                 self._end(failed)
-                self._dropped = [dropped for dropped in self._dropped if dropped != seq_id]  # the executor has dropped it
+                self._running.executor_dropped(seq_id)
                 updates.append(_update(failed, finish_reason=FinishReason.ERROR, error_message=message))
         return updates
 
     def expire(self, now_s: float) -> list[SequenceUpdate]:
         """Ends waiting requests whose queue_deadline_s has passed, with QUEUE_TIMEOUT."""
         updates = []
-        for state in list(self._requests.values()):
+        for state in self._requests:
             deadline_s = state.request.queue_deadline_s
             if state.is_queued and deadline_s is not None and deadline_s < now_s:
                 for sequence in list(state.sequences):
@@ -289,12 +235,12 @@ class Scheduler:
 
         Tiers with none are left out. Known from the first admission until some thousand requests after its end.
         """
-        state = self._requests.get(request_id) or self._finished.get(request_id)
+        state = self._requests.remembered(request_id)
         return dict(state.cached_by_tier) if state else {}
 
     def admitted_at_s(self, request_id: RequestId) -> float | None:
         """When the request first got a place in the batch; None if it has not. Known as long as cached_tokens."""
-        state = self._requests.get(request_id) or self._finished.get(request_id)
+        state = self._requests.remembered(request_id)
         return state.admitted_at_s if state else None
 
     def flush_cache(self) -> int:
@@ -307,25 +253,19 @@ class Scheduler:
 
     def reset(self) -> None:
         """The executor is gone with all KV: every running sequence goes back to the queue, keeping its place and its tokens."""
-        self._pool = BlockPool(self.config.num_blocks)
-        self._transfers.restart(self._pool)
-        self._outstanding.clear()
-        self._dropped = []
-        self._planned_step = self._applied_step = 0
         for state in self._loading.values():
             state.load_id = None
         self._loading.clear()
-        for sequence in self._sequences.values():
+        for sequence in self._requests.sequences():
             sequence.void_steps()
             if sequence.status is SequenceStatus.RUNNING:
-                sequence.table.clear()
-                sequence.become_waiting()
+                self._running.stop(sequence)
                 self._waiting.insert(sequence)
-        self._running.clear()
+        self._start_session()
 
     def drain(self) -> list[Request]:
         """Takes out requests that were never admitted, in order, so that another executor can have them."""
-        states = [state for state in self._requests.values() if state.is_queued]
+        states = [state for state in self._requests if state.is_queued]
         for state in states:
             for sequence in list(state.sequences):
                 self._end(sequence)
@@ -334,13 +274,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
-        return bool(self._requests)
+        return len(self._requests) > 0
 
     def stats(self) -> SchedulerStats:
         """Gauges and counters."""
         pool = self._pool
         largest_free_run, mean_run_length = pool.free_run_figures()
-        num_empty_slots = sum(max(0, s.table.num_slots - s.num_known_tokens) for s in self._running)
         num_shared_by_transfer = sum(pool.num_refs(block_id) == 2 for block_id in set(self._transfers.held_blocks()))
         return SchedulerStats(
             num_waiting_requests=self._waiting.num_requests,
@@ -354,152 +293,25 @@ class Scheduler:
             num_free_blocks=pool.num_free,
             largest_free_run=largest_free_run,
             mean_run_length=mean_run_length,
-            kv_waste_ratio=num_empty_slots / (pool.num_used * self.config.block_size) if pool.num_used else 0.0,
-            num_preemptions=self._num_preemptions,
+            kv_waste_ratio=self._running.num_empty_slots / max(1, pool.num_used * self.config.block_size),
+            num_preemptions=self._planner.num_preemptions,
             num_discarded_tokens=self._num_discarded_tokens,
-            cached_tokens_by_tier=dict(self._cached_tokens),
+            cached_tokens_by_tier=dict(self._planner.cached_tokens_by_tier),
         )
 
     def check_integrity(self) -> None:
         """Raises AssertionError with the values when bookkeeping contradicts itself."""
         self._pool.check_integrity()
-        num_refs = Counter(self._transfers.held_blocks())
-        for sequence in self._running:
-            sequence.check_integrity()
-            num_refs.update(sequence.table.block_ids)
-            next_block = sequence.num_planned_tokens // self.config.block_size
-            for block_id in sequence.table.block_ids[next_block:]:
-                assert self._pool.num_refs(block_id) == 1, f"block {block_id} will be written and is shared"
-                assert self._pool.index.key_of(block_id) is None, f"block {block_id} will be written and is listed"
-        for block_id in map(BlockId, range(self._pool.num_blocks)):
-            expected, counted = num_refs[block_id], self._pool.num_refs(block_id)
-            assert expected == counted, f"block {block_id} has {expected} references, counted {counted}"
+        self._running.check_integrity(Counter(self._transfers.held_blocks()))
         running = {sequence.seq_id for sequence in self._running}
         waiting = {sequence.seq_id for sequence in self._waiting}
-        assert running | waiting == set(self._sequences), f"{running=} and {waiting=} are not all of {set(self._sequences)}"
+        known = {sequence.seq_id for sequence in self._requests.sequences()}
+        assert running | waiting == known, f"{running=} and {waiting=} are not {known=}"
         assert not running & waiting, f"{running & waiting} are running and waiting"
-        assert len(running) <= self._max_running, f"{len(running)} sequences run, at most {self._max_running} may"
-        assert [s.order for s in self._running] == sorted(s.order for s in self._running), "running sequences are out of order"
-        owners = set(self._pool.index.promised_by().values()) - {None}
-        assert owners <= running, f"{owners - running} promised keys, but do not run"
-        queued = [state for state in self._requests.values() if state.is_queued]
+        queued = [state for state in self._requests if state.is_queued]
         assert len(queued) == self._waiting.num_requests, f"{len(queued)} queued, counted {self._waiting.num_requests}"
         num_tokens = sum(len(state.request.prompt_token_ids) for state in queued)
         assert num_tokens == self._waiting.num_tokens, f"{num_tokens} tokens queued, counted {self._waiting.num_tokens}"
-
-    def _plan_decodes(self, batch: Batch) -> None:
-        """Every sequence that lacks one token, oldest first. Those that grow may preempt younger ones."""
-        for sequence in list(self._running):
-            if batch.num_tokens_left == 0:
-                break
-            num_known = len(sequence.token_ids) + sequence.num_in_flight_tokens
-            if (
-                num_known - sequence.num_planned_tokens != 1
-                or num_known == sequence.max_known_tokens  # all its tokens are drawn
-                or sequence.status is not SequenceStatus.RUNNING
-            ):
-                continue
-            if num_known <= sequence.table.num_slots or self._grow(sequence, batch):
-                batch.add_chunk(sequence, 1)
-
-    def _plan_prefills(self, batch: Batch) -> None:
-        """Next chunks of sequences that were admitted before."""
-        for sequence in self._running:
-            if batch.num_tokens_left == 0:
-                break
-            if sequence.num_known_tokens - sequence.num_planned_tokens > 1:
-                self._add_prefill_chunk(batch, sequence)
-
-    def _add_prefill_chunk(self, batch: Batch, sequence: Sequence) -> None:
-        num_uncomputed = sequence.num_known_tokens - sequence.num_planned_tokens
-        batch.add_chunk(sequence, min(num_uncomputed, batch.num_tokens_left, self.config.max_chunk_tokens))
-
-    def _grow(self, sequence: Sequence, batch: Batch) -> bool:
-        """Appends a block to a sequence, taking it from younger ones if need be."""
-        table = sequence.table
-        while (block_ids := self._pool.allocate(1, after=table.block_ids[-1])) is None:
-            batch.is_short_of_blocks = True
-            victim = choose_victim(self._running[self._running.index(sequence) + 1 :])
-            if victim is None:
-                return False
-            self._preempt(victim)
-        table.block_ids += block_ids
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Takes a sequence's blocks. Tokens in flight still count: it is not admitted again before they are in."""
-        self._num_preemptions += 1
-        self._take_from_batch(sequence)
-        sequence.is_protected = True
-        self._waiting.insert(sequence)
-
-    def _take_from_batch(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._pool.index.withdraw(sequence.keys[sequence.num_listed :], sequence.seq_id)
-        self._pool.release(sequence.table.clear())
-        self._dropped.append(sequence.seq_id)
-        sequence.become_waiting()
-
-    def _admit(self, batch: Batch, now_s: float) -> None:
-        """Waiting sequences in order, as far as tokens, places and blocks last.
-
-        One that waits for a load or for what others compute is passed over; one that lacks blocks, or whose steps from before
-        a preemption are still in flight, holds up those behind it, so that they cannot starve it.
-        """
-        if batch.num_tokens_left == 0 or len(self._running) >= self._max_running:
-            return
-        index = self._pool.index
-        for sequence in list(self._waiting):
-            state = self._requests[sequence.request.request_id]
-            if state.load_id is not None or (sequence.awaited_key is not None and index.is_promised(sequence.awaited_key)):
-                continue
-            if sequence.num_in_flight_steps:
-                break
-            found = find_attachment(sequence, state.sequences, index)
-            if isinstance(found, Awaited):
-                sequence.awaited_key = found.key
-                continue
-            attachment = self._affordable(sequence, found)
-            if attachment is None:
-                break
-            self._start(batch, sequence, attachment)
-            if state.is_queued:
-                self._waiting.count_out(sequence.num_prompt_tokens)
-                state.note_admission(now_s, attachment.num_tokens)
-                self._cached_tokens.update(state.cached_by_tier)
-            if batch.num_tokens_left == 0 or len(self._running) >= self._max_running:
-                break
-
-    def _affordable(self, sequence: Sequence, attachment: Attachment) -> Attachment | None:
-        """What can be taken over with the blocks that are there: a copy needs one more than computing does."""
-        size = self.config.block_size
-        for option in (attachment, attachment.without_copy(size)):
-            taken = option.shared if option.copy_source is None else [*option.shared, option.copy_source]
-            num_new = -(-len(sequence.token_ids) // size) - len(option.shared)
-            if num_new + self._pool.num_cached_of(taken) + len(self._running) <= self._pool.num_available:
-                return option
-        return None
-
-    def _start(self, batch: Batch, sequence: Sequence, attachment: Attachment) -> None:
-        """Moves a waiting sequence into the batch, with blocks for all its known tokens."""
-        pool, shared = self._pool, attachment.shared
-        for block_id in shared:
-            pool.retain(block_id)
-        if attachment.copy_source is not None:
-            pool.retain(attachment.copy_source)  # until the plan is complete
-        num_new = -(-len(sequence.token_ids) // self.config.block_size) - len(shared)
-        block_ids = pool.allocate(num_new, after=shared[-1] if shared else None)
-        assert block_ids is not None, f"{num_new} blocks were counted on, {pool.num_available} are available"
-        if attachment.copy_source is not None:
-            batch.copies.append(BlockCopy(attachment.copy_source, block_ids[0]))
-        if attachment.num_tokens:
-            batch.attached.append(sequence)
-        self._waiting.remove(sequence)
-        bisect.insort(self._running, sequence, key=lambda s: s.order)
-        sequence.become_running(shared + block_ids, len(shared), attachment.num_tokens)
-        pool.index.promise(sequence.keys[sequence.num_listed :], sequence.seq_id)
-        batch.new_sequences.append(sequence.announce())
-        self._add_prefill_chunk(batch, sequence)
 
     def _commit(self, batch: Batch) -> None:
         """The step is planned: what it computes may be built on by the next."""
@@ -510,36 +322,17 @@ class Scheduler:
             sequence.num_in_flight_steps += 1
             sequence.num_in_flight_tokens += chunk.is_sampling
             if sequence.num_listed < len(sequence.keys):
-                self._list_blocks(sequence, step)
+                step.listed += [(block_id, sequence) for block_id in self._running.list_blocks(sequence)]
         self._outstanding.append(step)
         self._planned_step = batch.step_id
-
-    def _list_blocks(self, sequence: Sequence, step: PlannedStep | None) -> None:
-        """Lets others find blocks whose tokens are all known and planned; step is the newest in flight."""
-        index = self._pool.index
-        num_full = min(len(sequence.keys), sequence.num_planned_tokens // self.config.block_size)
-        if num_full <= sequence.num_listed:
-            return
-        keys = sequence.keys[sequence.num_listed : num_full]
-        index.withdraw(keys, sequence.seq_id)
-        for key, block_id in zip(keys, sequence.table.block_ids[sequence.num_listed : num_full], strict=True):
-            if index.add(key, block_id) and step is not None:
-                step.listed.append((block_id, sequence))
-        sequence.num_listed = num_full
-
-    def _offer_saves(self, sequence: Sequence) -> None:
-        num_full = min(sequence.num_listed, sequence.num_applied_tokens // self.config.block_size)
-        for position in range(sequence.num_offered, num_full):
-            block_id = sequence.table.block_ids[position]
-            if self._pool.index.key_of(block_id) == sequence.keys[position]:
-                self._pool.offer_save(block_id)
-        sequence.num_offered = max(sequence.num_offered, num_full)
 
     def _take_token(self, sequence: Sequence, token_id: int) -> SequenceUpdate:
         reason = sequence.append(token_id)
         sequence.is_protected = False
         if sequence.status is SequenceStatus.RUNNING and sequence.num_listed < len(sequence.keys):
-            self._list_blocks(sequence, self._outstanding.newest)
+            listed = self._running.list_blocks(sequence)
+            if self._outstanding.newest is not None:
+                self._outstanding.newest.listed += [(block_id, sequence) for block_id in listed]
         if reason is None:
             return _update(sequence, token_ids=(token_id,))
         self._end(sequence)
@@ -563,30 +356,19 @@ class Scheduler:
             return
         sequence.void_steps()
         if sequence.status is SequenceStatus.RUNNING:
-            self._take_from_batch(sequence)
+            self._running.stop(sequence)
             self._waiting.insert(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         """Takes a sequence out, whatever it is doing; its request too, if it was the last sample."""
         if sequence.status is SequenceStatus.RUNNING:
-            self._take_from_batch(sequence)
+            self._running.stop(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
-        del self._sequences[sequence.seq_id]
-        state = self._requests[sequence.request.request_id]
-        state.sequences.remove(sequence)
-        if not state.sequences:
-            self._end_request(state)
-
-    def _end_request(self, state: RequestState) -> None:
-        request_id = state.request.request_id
-        del self._requests[request_id]
-        if state.is_queued:
-            self._waiting.count_out(len(state.request.prompt_token_ids))
-        self._finished[request_id] = state
-        if len(self._finished) > NUM_REMEMBERED_REQUESTS:
-            self._finished.popitem(last=False)
+        state = self._requests.remove(sequence)
+        if not state.sequences and state.is_queued:
+            self._waiting.count_out(sequence.num_prompt_tokens)
 
     def _loadable_keys(self, state: RequestState) -> list[BlockKey]:
         return state.prompt_keys[: (len(state.request.prompt_token_ids) - 1) // self.config.block_size]

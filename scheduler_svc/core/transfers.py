@@ -26,16 +26,17 @@ class Load:
 
 
 class Transfers:
-    """See the module's first lines. Ids are never used again, so that news of a transfer before a reset is recognised."""
+    """See the module's first lines. Ids are never used again, so that news of a transfer before a restart is recognised."""
 
-    def __init__(self, pool: BlockPool):
-        self._pool = pool
+    _pool: BlockPool
+
+    def __init__(self) -> None:
         self._ids = itertools.count(1)
         self._loads: dict[int, Load] = {}
         self._saves: dict[int, list[BlockId]] = {}
 
     def restart(self, pool: BlockPool) -> None:
-        """All transfers are void, the pool is another."""
+        """All transfers are void; from now on they concern this pool."""
         self._pool = pool
         self._loads.clear()
         self._saves.clear()

@@ -32,7 +32,8 @@ class WaitingQueue:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
+        """Oldest first; the queue may change meanwhile."""
+        return iter(list(self._sequences))
 
     def count_in(self, num_prompt_tokens: int) -> None:
         """A request is queued. An empty queue takes any one.

@@ -1,0 +1,178 @@
+"""The sequences in the batch, in order of arrival, and the blocks they hold on the device.
+
+The only place that changes block tables: a sequence gets its blocks in start and grow, and gives them back in stop. Knows the
+pool and what the executor has to be told about ends. Does not decide who runs.
+"""
+
+import bisect
+from collections import Counter
+from collections.abc import Iterator
+
+from common.ids import BlockId, SeqId
+from scheduler_svc.core.attachment import Attachment
+from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.plan import BlockCopy
+from scheduler_svc.core.prefix_index import PrefixIndex
+from scheduler_svc.core.sequence import Sequence
+
+
+class RunningSet:
+    """See the module's first lines.
+
+    Args:
+        pool: of the device.
+        block_size: tokens per block.
+        max_sequences: how many may run.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, max_sequences: int):
+        self._pool = pool
+        self._block_size = block_size
+        self._max_sequences = max_sequences
+        self._sequences: list[Sequence] = []
+        self._dropped: list[SeqId] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Oldest first; the set may change meanwhile."""
+        return iter(list(self._sequences))
+
+    @property
+    def index(self) -> PrefixIndex:
+        """What the device holds."""
+        return self._pool.index
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no other sequence may start."""
+        return len(self._sequences) >= self._max_sequences
+
+    @property
+    def num_empty_slots(self) -> int:
+        """Slots without a known token. Only blocks that one sequence has for itself contain such."""
+        return sum(max(0, sequence.table.num_slots - sequence.num_known_tokens) for sequence in self._sequences)
+
+    def younger_than(self, sequence: Sequence) -> list[Sequence]:
+        """The sequences that arrived later."""
+        return self._sequences[self._sequences.index(sequence) + 1 :]
+
+    def can_take(self, num_blocks: int) -> bool:
+        """Whether so many blocks can go to somebody new, and one still is left for each sequence that runs."""
+        return num_blocks + len(self._sequences) <= self._pool.num_available
+
+    def affordable(self, sequence: Sequence, attachment: Attachment) -> Attachment | None:
+        """The attachment that a waiting sequence can start with: a copy needs one block more than computing.
+
+        Returns:
+            None: there are not enough blocks.
+        """
+        for option in (attachment, attachment.without_copy(self._block_size)):
+            taken = option.shared if option.copy_source is None else [*option.shared, option.copy_source]
+            if self.can_take(self._num_new_blocks(sequence, option) + self._pool.num_cached_of(taken)):
+                return option
+        return None
+
+    def start(self, sequence: Sequence, attachment: Attachment) -> BlockCopy | None:
+        """Takes in a waiting sequence, with blocks for all its known tokens. What it will list is promised.
+
+        Args:
+            sequence: waiting.
+            attachment: an affordable one.
+
+        Returns:
+            The copy that the executor has to make. Its source has one more reference; the caller releases it when nothing can
+            take the block before the copy is made.
+        """
+        pool, shared = self._pool, attachment.shared
+        for block_id in shared:
+            pool.retain(block_id)
+        if attachment.copy_source is not None:
+            pool.retain(attachment.copy_source)
+        num_new = self._num_new_blocks(sequence, attachment)
+        block_ids = pool.allocate(num_new, after=shared[-1] if shared else None)
+        assert block_ids is not None, f"{num_new} blocks were counted on, {pool.num_available} are available"
+        sequence.become_running(shared + block_ids, len(shared), attachment.num_tokens)
+        pool.index.promise(sequence.keys[sequence.num_listed :], sequence.seq_id)
+        bisect.insort(self._sequences, sequence, key=lambda other: other.order)
+        return None if attachment.copy_source is None else BlockCopy(attachment.copy_source, block_ids[0])
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Appends a block, right behind the last one if that is free.
+
+        Returns:
+            False: there is none.
+        """
+        block_ids = self._pool.allocate(1, after=sequence.table.block_ids[-1])
+        if block_ids is None:
+            return False
+        sequence.table.block_ids += block_ids
+        return True
+
+    def stop(self, sequence: Sequence) -> None:
+        """Takes a sequence's blocks, and tells the executor with the next plan."""
+        self._sequences.remove(sequence)
+        self._pool.index.withdraw(sequence.keys[sequence.num_listed :], sequence.seq_id)
+        self._pool.release(sequence.table.clear())
+        sequence.become_waiting()
+        self._dropped.append(sequence.seq_id)
+
+    def take_dropped(self) -> list[SeqId]:
+        """Sequences that were stopped since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def executor_dropped(self, seq_id: SeqId) -> None:
+        """The executor has dropped a sequence by itself and need not be told."""
+        self._dropped = [dropped for dropped in self._dropped if dropped != seq_id]
+
+    def list_blocks(self, sequence: Sequence) -> list[BlockId]:
+        """Lets others find blocks whose tokens are all known and planned.
+
+        Returns:
+            Those that the index took.
+        """
+        start = sequence.num_listed
+        end = min(len(sequence.keys), sequence.num_planned_tokens // self._block_size)
+        if end <= start:
+            return []
+        sequence.num_listed = end
+        keys, block_ids = sequence.keys[start:end], sequence.table.block_ids[start:end]
+        self._pool.index.withdraw(keys, sequence.seq_id)
+        return [block_id for key, block_id in zip(keys, block_ids, strict=True) if self._pool.index.add(key, block_id)]
+
+    def offer_saves(self, sequence: Sequence) -> None:
+        """Offers the store what is computed for certain. A block whose content has another block in the index is left out."""
+        start = sequence.num_offered
+        end = min(sequence.num_listed, sequence.num_applied_tokens // self._block_size)
+        for position in range(start, end):
+            self._pool.offer_save(sequence.keys[position], sequence.table.block_ids[position])
+        sequence.num_offered = max(start, end)
+
+    def check_integrity(self, num_other_refs: Counter[BlockId]) -> None:
+        """Raises AssertionError when tables and pool disagree, or a block that will be written has other readers.
+
+        Args:
+            num_other_refs: references by others.
+        """
+        num_refs = num_other_refs.copy()
+        for sequence in self._sequences:
+            sequence.check_integrity()
+            num_refs.update(sequence.table.block_ids)
+            first_written = sequence.num_planned_tokens // self._block_size
+            for block_id in sequence.table.block_ids[first_written:]:
+                assert self._pool.num_refs(block_id) == 1, f"block {block_id} will be written and is shared"
+                assert self._pool.index.key_of(block_id) is None, f"block {block_id} will be written and is listed"
+        for block_id in map(BlockId, range(self._pool.num_blocks)):
+            expected, counted = num_refs[block_id], self._pool.num_refs(block_id)
+            assert expected == counted, f"block {block_id} has {expected} references, counted {counted}"
+        assert len(self) <= self._max_sequences, f"{len(self)} sequences run, at most {self._max_sequences} may"
+        orders = [sequence.order for sequence in self._sequences]
+        assert orders == sorted(orders), f"running sequences are out of order: {orders}"
+        owners = set(self._pool.index.promised_by().values()) - {None}
+        strangers = owners - {sequence.seq_id for sequence in self._sequences}
+        assert not strangers, f"sequences {strangers} made promises and do not run"
+
+    def _num_new_blocks(self, sequence: Sequence, attachment: Attachment) -> int:
+        return -(-len(sequence.token_ids) // self._block_size) - len(attachment.shared)
