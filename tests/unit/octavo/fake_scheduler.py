@@ -1,7 +1,7 @@
 """A scheduler without an engine: the public API with made-up answers, for tests of the client and the command line.
 
 Every prompt of n words is n tokens; the answer is the prompt's words in reverse, one token a word. A prompt that names an
-error of common/errors.py fails with it; "forever" is answered without end.
+error of common/errors.py fails with it; one that ends in "forever" is answered without end.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class FakeScheduler(
                 text = word if number == 0 else f" {word}"
                 deltas = [pb.Delta(index=index, text=text, token_ids=[number]) for index in range(num_samples)]
                 yield pb.StreamGenerateResponse(request_id="r-1", deltas=deltas)
-            while "forever" in words:
+            while words[-1:] == ["forever"]:
                 yield pb.StreamGenerateResponse(request_id="r-1", deltas=[pb.Delta(text=" and on")])
                 await asyncio.sleep(0.01)  # a stream that does not flood
         except (asyncio.CancelledError, GeneratorExit):

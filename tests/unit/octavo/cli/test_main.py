@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from typer.testing import CliRunner, Result
 
 from octavo import __version__
@@ -95,8 +94,9 @@ def test_generate_as_json_is_the_whole_answer(served: Served) -> None:
 
 
 def test_generate_passes_its_options_on(served: Served) -> None:
-    flags = ["--temperature", "0", "--top-k", "0", "--seed", "0", "--max-tokens", "5", "--stop", "END", "--stop", "STOP", "--ignore-eos", "--chat", "--cache-salt", "s"]
-    octavo("generate", "hello", *flags, "--target", served.target)
+    sampling = ("--temperature", "0", "--top-k", "0", "--seed", "0")
+    stopping = ("--max-tokens", "5", "--stop", "END", "--stop", "STOP", "--ignore-eos")
+    octavo("generate", "hello", *sampling, *stopping, "--chat", "--cache-salt", "s", "--target", served.target)
 
     request = served.fake.requests[0]
     assert request.chat.messages[0].content == "hello"
@@ -184,7 +184,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served) -> None:
     last = served.fake.requests[-1].chat.messages
     assert last[1].role == "assistant"
     assert last[1].content.startswith("forever on go and on")
-    assert output.rstrip().endswith(b"forever go on go and on"[:0] + b"go")
+    assert output.endswith(b"go\n")
 
 
 def test_ctrl_c_ends_other_commands_without_a_traceback(served: Served) -> None:
