@@ -68,7 +68,7 @@ class FramePipe:
             wait: for at least one.
 
         Returns:
-            Frames in order, none at all if wait is False and nothing came; None once the front is gone.
+            Frames in order, none at all if wait is False and nothing came; None once the front is gone and all is received.
         """
         frames = self._pop_frames()
         while not self._at_end:
@@ -81,7 +81,7 @@ class FramePipe:
             self._at_end = not data
             self._received += data
             frames += self._pop_frames()
-        return None
+        return frames or None
 
     def _pop_frames(self) -> list[Frame]:
         frames, start = [], 0

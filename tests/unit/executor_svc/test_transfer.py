@@ -1,0 +1,156 @@
+"""Transfers beside the steps: what they report, their order, and sessions that end in the middle of a copy."""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from common.ids import BlockId, BlockKey
+from executor_svc.clients.kvstore import LoadReport, SaveReport
+from executor_svc.kvcache.pool import KvPool
+from executor_svc.transfer import Load, LoadDone, Save, SaveDone, TransferThread
+from tests.unit.executor_svc.kvcache.test_pool import LAYERS
+
+KEYS = [BlockKey(bytes([i]) * 32) for i in range(4)]
+
+
+class MemoryStore:
+    """A block store in a dictionary. Holds every call until `gate` is set."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[BlockKey, bytes] = {}
+        self.calls: list[str] = []
+        self.started = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.bug: Exception | None = None
+
+    @property
+    def transport(self) -> tuple[str, str]:
+        return "shm", ""
+
+    def save(self, blocks: Sequence[tuple[BlockKey, memoryview]]) -> SaveReport:
+        self._begin("save")
+        for key, data in blocks:
+            self.blocks[key] = bytes(data)
+        return SaveReport(num_written=len(blocks))
+
+    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], timeout_s: float) -> LoadReport:
+        self._begin("load")
+        num_loaded = 0
+        for key, data in blocks:
+            if key not in self.blocks:
+                return LoadReport(num_loaded, {"shm": num_loaded}, "not there", 0.0)
+            data[:] = self.blocks[key]
+            num_loaded += 1
+        return LoadReport(num_loaded, {"shm": num_loaded}, "", 0.0)
+
+    def _begin(self, name: str) -> None:
+        self.calls.append(name)
+        self.started.set()
+        self.gate.wait(10)
+        if self.bug is not None:
+            raise self.bug
+
+
+@dataclass
+class Rig:
+    pool: KvPool
+    store: MemoryStore
+    transfers: TransferThread
+    outcomes: "queue.Queue[tuple[int, LoadDone | SaveDone]]"
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    pool, store = KvPool(LAYERS, 8, 4, torch.float32), MemoryStore()
+    outcomes: queue.Queue[tuple[int, LoadDone | SaveDone]] = queue.Queue()
+    transfers = TransferThread(pool, store, lambda session, done: outcomes.put((session, done)))
+    transfers.start_session(1)
+    yield Rig(pool, store, transfers, outcomes)
+    store.gate.set()
+    transfers.stop()
+
+
+def blocks(*block_ids: int) -> list[tuple[BlockKey, BlockId]]:
+    return [(KEYS[position], BlockId(block_id)) for position, block_id in enumerate(block_ids)]
+
+
+def test_what_is_saved_is_loaded_into_other_blocks(rig: Rig) -> None:
+    rig.pool.layer_caches[0].key[2] = 7.0
+    rig.transfers.submit(1, Save(5, blocks(2, 3)))
+    assert rig.outcomes.get(timeout=5) == (1, SaveDone(5, num_written=2))
+    rig.pool.zero()
+    rig.transfers.submit(1, Load(6, blocks(0, 1, 4), timeout_s=1.0))
+
+    session, done = rig.outcomes.get(timeout=5)
+
+    assert isinstance(done, LoadDone)
+    assert (session, done.load_id, done.num_loaded, done.num_by_tier, done.reason) == (1, 6, 2, {"shm": 2}, "not there")
+    assert (rig.pool.layer_caches[0].key[0] == 7.0).all()
+    assert not rig.pool.layer_caches[0].key[2].any()
+
+
+def test_loads_overtake_saves_that_wait(rig: Rig) -> None:
+    rig.store.gate.clear()
+    rig.transfers.submit(1, Save(1, blocks(0)))
+    rig.store.started.wait(5)
+    rig.transfers.submit(1, Save(2, blocks(1)))
+    rig.transfers.submit(1, Load(3, blocks(2), timeout_s=1.0))
+    rig.store.gate.set()
+    for _ in range(3):
+        rig.outcomes.get(timeout=5)
+
+    assert rig.store.calls == ["save", "load", "save"]
+
+
+def test_a_new_session_waits_for_the_running_copy_and_forgets_the_waiting_ones(rig: Rig) -> None:
+    """No copy of an older session touches a block of the new one."""
+    rig.store.gate.clear()
+    rig.transfers.submit(1, Load(1, blocks(0), timeout_s=1.0))
+    rig.store.started.wait(5)
+    rig.transfers.submit(1, Load(2, blocks(1), timeout_s=1.0))
+    opened = threading.Event()
+
+    def open_session() -> None:
+        rig.transfers.start_session(2)
+        opened.set()
+
+    thread = threading.Thread(target=open_session)
+    thread.start()
+    assert not opened.wait(0.05), "the copy of session 1 still runs"
+    rig.store.gate.set()
+    thread.join(5)
+    rig.transfers.submit(2, Save(3, blocks(3)))
+
+    assert [rig.outcomes.get(timeout=5)[0] for _ in range(2)] == [1, 2]
+    assert rig.store.calls == ["load", "save"]
+
+
+def test_without_a_store_everything_is_a_miss() -> None:
+    outcomes: queue.Queue[LoadDone | SaveDone] = queue.Queue()
+    transfers = TransferThread(KvPool(LAYERS, 2, 4, torch.float32), None, lambda session, done: outcomes.put(done))
+    transfers.start_session(1)
+    transfers.submit(1, Load(1, blocks(0), timeout_s=1.0))
+    transfers.submit(1, Save(2, blocks(0, 1)))
+
+    assert outcomes.get(timeout=5) == LoadDone(1, reason="this executor has no block store")
+    assert outcomes.get(timeout=5) == SaveDone(2, num_failed=2, reason="this executor has no block store")
+    transfers.stop()
+
+
+def test_a_block_outside_the_pool_is_reported_and_touches_nothing(rig: Rig) -> None:
+    rig.transfers.submit(1, Load(1, blocks(0, 8), timeout_s=1.0))
+
+    assert rig.outcomes.get(timeout=5) == (1, LoadDone(1, reason="block ids outside the pool: [8]"))
+    assert rig.store.calls == []
+
+
+def test_a_bug_of_the_store_client_is_an_answer_and_not_silence(rig: Rig) -> None:
+    rig.store.bug = RuntimeError("bug")
+    rig.transfers.submit(1, Save(1, blocks(0)))
+
+    assert rig.outcomes.get(timeout=5) == (1, SaveDone(1, num_failed=1, reason="RuntimeError('bug')"))
