@@ -90,7 +90,7 @@ def create_slabs(capacity_bytes: int, slab_bytes: int, epoch: Epoch) -> list[Own
     available_bytes = int(available_memory_bytes() * _SHARE_OF_AVAILABLE)
     if capacity_bytes > available_bytes:
         raise StartupError(
-            f"shared memory for blocks: {capacity_bytes} bytes wanted, at most {available_bytes} to be had; lower --capacity-bytes"
+            f"shared memory for blocks: {capacity_bytes} bytes wanted, {available_bytes} are to be had; lower --capacity-bytes"
         )
     slabs: list[OwnedSlab] = []
     remaining = capacity_bytes // PAGE_BYTES * PAGE_BYTES

@@ -1,0 +1,111 @@
+"""A block store in a process of its own, and clients of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from common.degraded import DegradedPaths
+from common.ids import BlockKey
+from common.rpc.address import Address
+from common.rpc.channel import sync_channel
+from executor_svc.clients.kvstore import BlockStoreClient
+from executor_svc.clients.kvstore_session import Transport
+from octavo.kvstore.v1 import kv_store_service_pb2 as pb
+from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
+
+MIB = 1 << 20
+FINGERPRINT = b"f" * 32
+TIMEOUT_S = 20.0
+
+
+class StoreProcess:
+    """python -m kvstore_svc.
+
+    Attributes:
+        address: where it listens.
+        shm_socket: its descriptor socket.
+    """
+
+    def __init__(self, folder: Path, *flags: str):
+        self.address = Address(f"unix:{folder}/kv.sock")
+        self.shm_socket = folder / "kv.shm"
+        self._folder = folder
+        self._flags = flags
+        self._num_starts = 0
+        self.process = self._spawn()
+        self.wait_ready()
+        # Not before: a channel whose first attempt fails waits a second for the next.
+        self.channel = sync_channel(self.address)
+        self.stub = pb_grpc.KvStoreServiceStub(self.channel)
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        self._num_starts += 1
+        command = [sys.executable, "-m", "kvstore_svc", "--listen", self.address.target, "--shm-socket", str(self.shm_socket)]
+        defaults = ["--capacity-bytes", str(4 * MIB), "--session-ttl-s", "30", "--grace-s", "2"]
+        with (self._folder / "store.log").open("ab") as log:
+            return subprocess.Popen([*command, *defaults, *self._flags], stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def wait_ready(self) -> None:
+        """Returns when it listens."""
+        wait_until(lambda: self.log.count("listening on") == self._num_starts or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log
+
+    @property
+    def log(self) -> str:
+        """What it wrote."""
+        return (self._folder / "store.log").read_text()
+
+    def stats(self) -> pb.GetStatsResponse:
+        """Its counters."""
+        return self.stub.GetStats(pb.GetStatsRequest(), timeout=TIMEOUT_S)
+
+    def client(
+        self, transport: Transport = "auto", *, block_bytes: int = 4096, degraded: DegradedPaths | None = None
+    ) -> BlockStoreClient:
+        """A client as the executor has it."""
+        return BlockStoreClient(
+            self.address,
+            client_id=f"test-{transport}",
+            layout_fingerprint=FINGERPRINT,
+            block_bytes=block_bytes,
+            transport=transport,
+            degraded=degraded or DegradedPaths(),
+        )
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait(TIMEOUT_S)
+
+    def restart(self) -> None:
+        """A new process at the same addresses; the one before must be dead."""
+        self.process = self._spawn()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+        return self.process.wait(TIMEOUT_S)
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.channel.close()
+        self.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Returns as soon as condition holds."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
+
+
+def key(number: int) -> BlockKey:
+    """Key of a block of tests."""
+    return BlockKey(number.to_bytes(32, "big"))
