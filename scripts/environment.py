@@ -199,7 +199,9 @@ def set_up() -> None:
     python = folder / "bin" / "python"
     free_bytes = shutil.disk_usage(ROOT).free
     if free_bytes < NEEDED_BYTES and not stamp.exists():
-        raise SetupError(f"{ROOT} has {free_bytes / (1 << 30):.1f} GB free, set-up needs about {NEEDED_BYTES >> 30}")
+        raise SetupError(
+            f"not enough disk space: {ROOT} has {free_bytes / (1 << 30):.1f} GB free, set-up needs about {NEEDED_BYTES >> 30} GB"
+        )
     if not is_sound(python):
         phases.begin(f"making .venv with Python {sys.version.split()[0]}")
         venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
