@@ -60,7 +60,10 @@ def model_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve(tmp_path: Path, model_folder: Path) -> Serve:
-    """Starts executors and a scheduler: `async with serve(max_waiting_requests=2) as served`."""
+    """Starts executors and a scheduler.
+
+    Example: async with serve(max_waiting_requests=2) as served: ...
+    """
 
     @asynccontextmanager
     async def start(
@@ -107,7 +110,8 @@ async def stream_tokens(served: Served, request: pb.GenerateRequest) -> list[int
     return found
 
 
-async def until(predicate: Callable[[], bool]) -> None:
+async def until(predicate: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
     """Lets the loop run until something holds; the test's timeout is the limit."""
     while not predicate():
+        meanwhile()
         await asyncio.sleep(0.001)

@@ -34,6 +34,36 @@ def continuation(prompt: Sequence[int], num_tokens: int) -> list[int]:
     return known[len(prompt) :]
 
 
+class Gate:
+    """Lets steps through: all of them while it is open, one by one while it is shut."""
+
+    def __init__(self) -> None:
+        self._is_open = True
+        self._permits = 0
+        self._changed = asyncio.Event()
+
+    def set(self) -> None:
+        """Opens."""
+        self._is_open = True
+        self._changed.set()
+
+    def clear(self) -> None:
+        """Shuts."""
+        self._is_open, self._permits = False, 0
+
+    def let_one_through(self) -> None:
+        """The next step, and no more."""
+        self._permits = 1
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Waits for its turn."""
+        while not self._is_open and not self._permits:
+            self._changed.clear()
+            await self._changed.wait()
+        self._permits = 0
+
+
 @dataclass
 class _Sequence:
     token_ids: list[int]
@@ -47,22 +77,21 @@ class FakeExecutor:
     """One executor process's servicer.
 
     Attributes:
-        gate: steps wait while it is not set.
+        gate: steps wait while it is shut.
         stored: blocks of the fake store by key, as token ids.
         fail_token: a sequence fails alone when its last known token is this one; None: never.
+        break_next_result: the next result carries a wrong step_id.
         num_steps: how many were computed.
         plans: all of them, oldest first.
     """
 
     info: pb.ExecutorInfo
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    gate: Gate = field(default_factory=Gate)
     stored: dict[bytes, list[int]] = field(default_factory=dict)
     fail_token: int | None = None
+    break_next_result: bool = False
     num_steps: int = 0
     plans: list[pb.StepPlan] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.gate.set()
 
 
 def fake_info(**changes: Any) -> pb.ExecutorInfo:
@@ -125,6 +154,9 @@ class _Session:
         result = pb.StepResult(step_id=plan.step_id, timings=pb.StepTimings(forward_s=0.001))
         for chunk in plan.chunks:
             self._compute(chunk, result)
+        if executor.break_next_result:
+            executor.break_next_result = False
+            result.step_id += 100
         return result
 
     def _compute(self, chunk: pb.Chunk, result: pb.StepResult) -> None:
