@@ -22,6 +22,7 @@ from executor_svc.kernels.backend import Backend
 from executor_svc.model import gates, self_check
 from executor_svc.model.forward_context import ForwardContext, use
 from executor_svc.model.layer_spec import LayerSpec
+from executor_svc.model.quantize import quantize_model
 from executor_svc.model.random_weights import build_random
 from executor_svc.model.rewrite import rewrite_model
 from executor_svc.model.rotary import make_rotary_per_sequence
@@ -136,9 +137,12 @@ def load_model(
             self_check.check_paged(module, backend, specs, expected, torch_dtype)
         with clock.phase("rewrite"):
             report = rewrite_model(module, quantization=quantization)
-            if quantization == "none":
-                self_check.check_paged(module, backend, specs, expected, torch_dtype)
+            num_left = quantize_model(module) if quantization == "int8" else 0
+            is_quantized = quantization == "int8"
+            self_check.check_paged(module, backend, specs, expected, torch_dtype, is_quantized=is_quantized)
     log.info("model %s: %d layers, %s; rewrites: %s", folder.name, num_layers, clock, report)
+    if num_left:
+        log.info("model %s: %d modules run in 8 bits without a compiled kernel", folder.name, num_left)
     return LoadedModel(
         module=module,
         config=config,

@@ -55,40 +55,47 @@ class Int8Linear(nn.Module):
     """A linear layer with 8-bit weights in plain torch operations: the reference of the compiled kernel, not fast.
 
     Attributes:
-        weight: [out_features, in_features] in 8 bits.
+        values, scales: see QuantizedWeight.
         bias: float [out_features] or None.
     """
 
+    values: Tensor
+    scales: Tensor
     bias: Tensor | None
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight = weight
+        self.register_buffer("values", weight.values)
+        self.register_buffer("scales", weight.scales)
         self.out_features, self.in_features = weight.values.shape
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], the dtype of x."""
-        return functional.linear(x, self.weight.dequantized().to(x.dtype), self.bias)
+        return functional.linear(x, QuantizedWeight(self.values, self.scales).dequantized().to(x.dtype), self.bias)
 
 
 class Int8Embedding(nn.Module):
     """A table of embeddings in 8 bits.
 
     Attributes:
-        weight: [num_embeddings, embedding_dim] in 8 bits.
+        values, scales: see QuantizedWeight, of [num_embeddings, embedding_dim].
         dtype: of what comes out.
     """
 
+    values: Tensor
+    scales: Tensor
+
     def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = weight
+        self.register_buffer("values", weight.values)
+        self.register_buffer("scales", weight.scales)
         self.dtype = dtype
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """int64 [...] to [..., embedding_dim]."""
         rows = token_ids.flatten()
-        found = QuantizedWeight(self.weight.values[rows], self.weight.scales[rows]).dequantized()
+        found = QuantizedWeight(self.values[rows], self.scales[rows]).dequantized()
         return found.view(*token_ids.shape, -1).to(self.dtype)
 
 

@@ -138,7 +138,13 @@ def trace_layers(module: nn.Module, backend: Backend, num_layers: int) -> tuple[
 
 @torch.inference_mode()
 def check_paged(
-    module: nn.Module, backend: Backend, layer_specs: Sequence[LayerSpec], expected: EagerLogits, dtype: torch.dtype
+    module: nn.Module,
+    backend: Backend,
+    layer_specs: Sequence[LayerSpec],
+    expected: EagerLogits,
+    dtype: torch.dtype,
+    *,
+    is_quantized: bool = False,
 ) -> float:
     """Runs the sequences through a small paged cache, packed and in chunks, and compares.
 
@@ -147,7 +153,8 @@ def check_paged(
         backend: that will serve it.
         layer_specs: from trace_layers.
         expected: from eager_logits of the same weights.
-        dtype: of weights and cache.
+        dtype: of activations and cache.
+        is_quantized: expected is of the weights before quantisation.
 
     Returns:
         The largest difference of a logit, relative to the largest logit.
@@ -157,7 +164,7 @@ def check_paged(
     """
     family = _family(module)
     differences = paged_differences(module, backend, layer_specs, expected, dtype)
-    exact = dtype == torch.float32
+    exact = dtype == torch.float32 and not is_quantized
     difference = float(differences.max() if exact else differences.median())
     tolerance = FP32_TOLERANCE if exact else LOW_PRECISION_TOLERANCE
     if not difference <= tolerance:

@@ -90,6 +90,17 @@ def test_bfloat16_is_close_to_float32(tmp_path: Path) -> None:
     assert full.fingerprint_parts["dtype"] != half.fingerprint_parts["dtype"]
 
 
+def test_int8_is_close_and_small(tmp_path: Path) -> None:
+    folder = save_model(config_of("LlamaConfig", initializer_range=0.1), tmp_path)
+    full, small = load(folder), load(folder, quantization="int8")
+    ids = torch.arange(1, 40)
+    wanted = paged_logits(full, TorchBackend(), [ids], [[39]])[0]
+    found = paged_logits(small, TorchBackend(), [ids], [[20], [19]])[0]
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < 5e-2
+    assert not torch.equal(found, wanted)
+    assert full.fingerprint_parts["quantization"] != small.fingerprint_parts["quantization"]
+
+
 def test_end_of_text_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     folder = save_model(SERVED["llama"](), tmp_path)
     assert load(folder).eos_token_ids == {2}
