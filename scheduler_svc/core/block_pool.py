@@ -68,6 +68,10 @@ class BlockPool:
         """References to a block."""
         return self._num_refs[block_id]
 
+    def referenced(self) -> dict[BlockId, int]:
+        """References of every block that has some. Costs O(num_blocks)."""
+        return {BlockId(block_id): num_refs for block_id, num_refs in enumerate(self._num_refs) if num_refs}
+
     def num_cached_of(self, block_ids: Iterable[BlockId]) -> int:
         """How many of the blocks are cached: retaining them makes fewer available."""
         return sum(not self._num_refs[block_id] for block_id in block_ids)
@@ -182,15 +186,17 @@ class BlockPool:
         """Raises AssertionError with the values when free, cached and referenced blocks overlap or do not add up."""
         self._buddy.check_integrity()
         self.index.check_integrity()
-        for block_id, num_refs in enumerate(self._num_refs):
-            block = BlockId(block_id)
-            is_free = self._buddy.is_free(block)
-            is_cached = block in self._cached
-            assert num_refs >= 0, f"block {block} has {num_refs} references"
-            assert is_free + is_cached + (num_refs > 0) == 1, f"block {block}: {is_free=}, {is_cached=}, {num_refs=}"
-            is_listed = self.index.key_of(block) is not None
-            assert is_listed or not is_cached, f"block {block} is cached, but not in the index"
-            assert not (is_listed and is_free), f"block {block} is free and in the index"
+        free = {unit for run in self._buddy.free_runs() for unit in range(run.start, run.start + run.num_units)}
+        cached = set(self._cached)
+        referenced = set(self.referenced())
+        listed = self.index.block_ids()
+        assert min(self._num_refs) >= 0, f"a block has {min(self._num_refs)} references"
+        assert not free & cached, f"blocks {free & cached} are free and cached"
+        assert not (free | cached) & referenced, f"blocks {(free | cached) & referenced} are free or cached, and referenced"
+        num_known = len(free) + len(cached) + len(referenced)
+        assert num_known == self.num_blocks, f"{num_known} blocks are free, cached or referenced, of {self.num_blocks}"
+        assert cached <= listed, f"blocks {cached - listed} are cached, but not in the index"
+        assert not listed & free, f"blocks {listed & free} are free and in the index"
         num_shared = sum(num_refs > 1 for num_refs in self._num_refs)
         assert num_shared == self.num_shared, f"{num_shared} blocks are shared, counted {self.num_shared}"
         for block, key in self._unsaved.items():

@@ -70,6 +70,10 @@ class PrefixIndex:
         """Whether waiting for the key is better than computing it."""
         return key in self._promised
 
+    def block_ids(self) -> set[BlockId]:
+        """All listed blocks."""
+        return set(self._key_of)
+
     def promised_by(self) -> dict[BlockKey, SeqId | None]:
         """All promises and their owners."""
         return dict(self._promised)

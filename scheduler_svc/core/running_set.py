@@ -111,7 +111,7 @@ class RunningSet:
         return True
 
     def stop(self, sequence: Sequence) -> None:
-        """Takes a sequence's blocks, and tells the executor with the next plan."""
+        """Takes a sequence's blocks. The executor hears of it with the next plan, even if the sequence failed there."""
         self._sequences.remove(sequence)
         self._pool.index.withdraw(sequence.keys[sequence.num_listed :], sequence.seq_id)
         self._pool.release(sequence.table.clear())
@@ -122,10 +122,6 @@ class RunningSet:
         """Sequences that were stopped since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
-
-    def executor_dropped(self, seq_id: SeqId) -> None:
-        """The executor has dropped a sequence by itself and need not be told."""
-        self._dropped = [dropped for dropped in self._dropped if dropped != seq_id]
 
     def list_blocks(self, sequence: Sequence) -> list[BlockId]:
         """Lets others find blocks whose tokens are all known and planned.
@@ -164,9 +160,8 @@ class RunningSet:
             for block_id in sequence.table.block_ids[first_written:]:
                 assert self._pool.num_refs(block_id) == 1, f"block {block_id} will be written and is shared"
                 assert self._pool.index.key_of(block_id) is None, f"block {block_id} will be written and is listed"
-        for block_id in map(BlockId, range(self._pool.num_blocks)):
-            expected, counted = num_refs[block_id], self._pool.num_refs(block_id)
-            assert expected == counted, f"block {block_id} has {expected} references, counted {counted}"
+        counted = self._pool.referenced()
+        assert num_refs == counted, f"references by block are {dict(num_refs)}, counted {counted}"
         assert len(self) <= self._max_sequences, f"{len(self)} sequences run, at most {self._max_sequences} may"
         orders = [sequence.order for sequence in self._sequences]
         assert orders == sorted(orders), f"running sequences are out of order: {orders}"

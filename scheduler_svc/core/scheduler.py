@@ -207,7 +207,6 @@ class Scheduler:
             failed = self._requests.sequence(seq_id)
             if failed is not None and seq_id not in void:
                 self._end(failed)
-                self._running.executor_dropped(seq_id)
                 updates.append(_update(failed, finish_reason=FinishReason.ERROR, error_message=message))
         return updates
 

@@ -74,6 +74,7 @@ class ModelExecutor:
     Attributes:
         root_of: the root key of each sequence's chain: KV of different roots must never be mixed.
         failing: sequences whose next chunk fails.
+        failed: sequences that failed; their chunks are skipped until the scheduler drops them.
     """
 
     num_blocks: int
@@ -96,9 +97,10 @@ class ModelExecutor:
         self.last_step_id += 1
         assert plan.step_id == self.last_step_id
         for seq_id in plan.dropped_seq_ids:
-            if seq_id not in self.failed:
+            if seq_id in self.failed:
+                self.failed.remove(seq_id)
+            else:
                 del self.sequences[seq_id]
-            self.failed.discard(seq_id)
         for new in plan.new_sequences:
             self._start(new)
         self._copy_blocks(plan)
@@ -146,9 +148,9 @@ class ModelExecutor:
 
     def _start(self, new: NewSequence) -> None:
         assert new.seq_id not in self.sequences
+        assert new.seq_id not in self.failed
         assert 0 <= new.num_computed_tokens < len(new.token_ids)
         assert len(new.block_ids) == -(-new.num_computed_tokens // self.block_size)
-        self.failed.discard(new.seq_id)
         digests = [root_digest(self.root_of[new.seq_id])]
         for token_id in new.token_ids:
             digests.append(next_digest(digests[-1], token_id))

@@ -33,6 +33,7 @@ class Rig:
         self.saves: list[tuple[SavePlan, bool]] = []
         self.requests: dict[RequestId, tuple[Request, tuple[SeqId, ...]]] = {}
         self.outputs: dict[SeqId, list[int]] = {}
+        self.live: dict[SeqId, RequestId] = {}
         self.ended: dict[SeqId, FinishReason] = {}
         self.now_s = 0.0
         self._names = itertools.count()
@@ -66,6 +67,7 @@ class Rig:
         self.requests[request.request_id] = (request, seq_ids)
         for seq_id in seq_ids:
             self.outputs[seq_id] = []
+            self.live[seq_id] = request.request_id
             self.executor.root_of[seq_id] = root
         return request.request_id
 
@@ -73,19 +75,24 @@ class Rig:
         return self.requests[request_id][1]
 
     def live_requests(self) -> list[RequestId]:
-        return [name for name, (_, seq_ids) in self.requests.items() if any(s not in self.ended for s in seq_ids)]
+        return list(dict.fromkeys(self.live.values()))
 
     def live_sequences(self) -> list[SeqId]:
-        return [seq_id for seq_id in self.outputs if seq_id not in self.ended]
+        return list(self.live)
+
+    def end(self, seq_id: SeqId, reason: FinishReason) -> None:
+        if seq_id in self.live:
+            del self.live[seq_id]
+            self.ended[seq_id] = reason
 
     def cancel(self, request_id: RequestId) -> None:
         assert self.scheduler.cancel(request_id)
         for seq_id in self.seq_ids(request_id):
-            self.ended.setdefault(seq_id, FinishReason.CANCELLED)
+            self.end(seq_id, FinishReason.CANCELLED)
 
     def finish(self, seq_id: SeqId) -> None:
         self.scheduler.finish_sequence(seq_id)
-        self.ended[seq_id] = FinishReason.CANCELLED
+        self.end(seq_id, FinishReason.CANCELLED)
 
     def schedule(self) -> StepPlan | None:
         plan = self.scheduler.schedule(self.now_s)
@@ -107,7 +114,7 @@ class Rig:
             assert self.seq_ids(update.request_id)[update.index] == update.seq_id
             self.outputs[update.seq_id] += update.token_ids
             if update.finish_reason is not None:
-                self.ended[update.seq_id] = update.finish_reason
+                self.end(update.seq_id, update.finish_reason)
                 self._check_output(update)
 
     def _check_output(self, update: SequenceUpdate) -> None:
