@@ -100,7 +100,6 @@ def build_engine(
     )
     with phases.timed("warm_up"):
         _warm_up(runner, limits)
-    pool.zero()
     fingerprint = kv_fingerprint(
         {
             **model.fingerprint_parts,

@@ -7,6 +7,7 @@ Knows shapes and bytes. Does not know who owns which block (the scheduler does),
     0                                                            block_bytes         a block is a multiple of 4,096 bytes
 """
 
+import logging
 import mmap
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -20,6 +21,8 @@ from executor_svc.kernels.batch import LayerCache
 
 PART_ALIGNMENT = 64
 BLOCK_ALIGNMENT = 4096
+_MADV_POPULATE_WRITE = 23  # linux/mman.h; the mmap module does not name it
+log = logging.getLogger(__name__)
 
 
 class KvShape(Protocol):
@@ -81,11 +84,9 @@ class KvPool:
                 f"no memory for a KV pool of {self.num_bytes:,} bytes ({num_blocks} blocks of {self.block_bytes:,}): {error}; "
                 "lower --kv-memory-bytes or --num-blocks"
             ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._blocks = np.frombuffer(self._memory, np.uint8).reshape(num_blocks, self.block_bytes)
         assert self._blocks.ctypes.data % BLOCK_ALIGNMENT == 0, "the pool does not start at a page"
-        self.zero()
+        self._take_memory()
         storage = torch.from_numpy(self._blocks.reshape(-1)).view(dtype)
         self.layer_caches = [
             LayerCache(
@@ -107,8 +108,19 @@ class KvPool:
             self._blocks[destination] = self._blocks[source]
 
     def zero(self) -> None:
-        """Sets every byte to zero, which also takes the memory from the system."""
+        """Sets every byte to zero."""
         self._blocks.fill(0)
+
+    def _take_memory(self) -> None:
+        """Has the system hand out every page now, zeroed, instead of in the middle of a step."""
+        try:
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            log.info("this kernel has no huge pages; the KV pool lies in small ones")
+        try:
+            self._memory.madvise(_MADV_POPULATE_WRITE)
+        except OSError:  # Linux before 5.14
+            self.zero()
 
     def check_integrity(self) -> None:
         """Raises AssertionError when views and blocks do not belong together."""
