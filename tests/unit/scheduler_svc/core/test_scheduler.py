@@ -1,0 +1,574 @@
+"""The scheduler, one behaviour after another, against an executor that checks every KV slot it reads."""
+
+import pytest
+
+from common.block_hash import chain_keys
+from common.errors import DuplicateRequest, KvPoolTooSmall, QueueFull
+from common.ids import RequestId
+from scheduler_svc.core.plan import Chunk, SampledToken, StepPlan
+from scheduler_svc.core.request import FinishReason
+from tests.unit.scheduler_svc.core.model_executor import expected_output
+from tests.unit.scheduler_svc.core.rig import OTHER_ROOT, ROOT, Rig, make_config
+
+
+def sizes(plan: StepPlan | None) -> list[tuple[int, int]]:
+    """(sequence, tokens) of each chunk."""
+    assert plan is not None
+    return [(chunk.seq_id, chunk.num_tokens) for chunk in plan.chunks]
+
+
+def test_decodes_come_first_and_prefill_gets_what_is_left() -> None:
+    rig = Rig(make_config(max_num_batched_tokens=10))
+    rig.add([1] * 4)
+    rig.add([2] * 3)
+    assert sizes(rig.schedule()) == [(1, 4), (2, 3)]
+    rig.add([3] * 20)
+
+    assert sizes(rig.schedule()) == [(1, 1), (2, 1), (3, 8)]
+    assert sizes(rig.schedule()) == [(1, 1), (2, 1), (3, 8)]
+    rig.wind_up()
+
+
+def test_chunks_are_no_longer_than_told() -> None:
+    rig = Rig(make_config(max_chunk_tokens=7))
+    rig.add(list(range(20)), max_tokens=1)
+    rig.add(list(range(20, 30)), max_tokens=1)
+
+    assert sizes(rig.schedule()) == [(1, 7), (2, 7)]
+    assert sizes(rig.schedule()) == [(1, 7), (2, 3)]
+    assert sizes(rig.schedule()) == [(1, 6)]
+    assert rig.schedule() is None
+    rig.wind_up()
+
+
+def test_admission_follows_arrival_and_stops_at_the_limit_of_sequences() -> None:
+    rig = Rig(make_config(max_num_seqs=2))
+    for i in range(3):
+        rig.add([i] * 3, max_tokens=2)
+
+    assert [seq_id for seq_id, _ in sizes(rig.schedule())] == [1, 2]
+    rig.apply()
+    rig.schedule()
+    rig.apply()
+    assert sizes(rig.schedule()) == [(3, 3)]
+    rig.wind_up()
+
+
+def test_plan_is_a_delta() -> None:
+    rig = Rig(make_config())
+    rig.add([1, 2, 3, 4, 5], max_tokens=6)
+
+    first, second, third = rig.schedule(), rig.schedule(), rig.schedule()
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert len(first.new_sequences) == 1
+    assert first.new_sequences[0].token_ids == (1, 2, 3, 4, 5)
+    assert first.chunks == (Chunk(first.chunks[0].seq_id, 5, first.chunks[0].new_block_ids),)
+    assert len(first.chunks[0].new_block_ids) == 2
+    assert second.new_sequences == ()
+    assert [chunk.new_block_ids for chunk in second.chunks + third.chunks] == [(), ()]
+    rig.wind_up()
+
+
+def test_no_token_is_planned_beyond_max_tokens() -> None:
+    rig = Rig(make_config())
+    rig.add([1, 2, 3], max_tokens=2)
+
+    assert rig.schedule() is not None
+    assert rig.schedule() is not None
+    assert rig.schedule() is None
+    rig.apply()
+    assert rig.schedule() is None
+    assert rig.apply()[0].finish_reason is FinishReason.LENGTH
+    assert rig.scheduler.stats().num_discarded_tokens == 0
+    rig.wind_up()
+
+
+def test_token_planned_past_a_stop_is_discarded_and_the_sequence_dropped() -> None:
+    rig = Rig(make_config())
+    request_id = rig.add([1, 2, 3], max_tokens=9, stop=set(range(50)))
+    other = rig.add([4, 5], max_tokens=9)
+    rig.schedule()
+    rig.schedule()
+
+    (update, _) = rig.apply()
+    assert (update.finish_reason, update.stop_token_id) == (FinishReason.STOP, update.token_ids[-1])
+    plan = rig.schedule()
+    assert plan is not None
+    assert plan.dropped_seq_ids == rig.seq_ids(request_id)
+    assert [update.request_id for update in rig.apply()] == [other]
+    assert rig.scheduler.stats().num_discarded_tokens == 1
+    rig.wind_up()
+
+
+def test_result_out_of_order_is_refused() -> None:
+    rig = Rig(make_config())
+    rig.add([1])
+    rig.schedule()
+
+    with pytest.raises(ValueError, match="step 2, the next one to come is 1"):
+        rig.scheduler.apply(2, [], {})
+
+
+def test_missing_token_fails_the_sequence_alone() -> None:
+    rig = Rig(make_config())
+    rig.add([1])
+    rig.add([2])
+    plan = rig.schedule()
+    assert plan is not None
+
+    updates = rig.scheduler.apply(1, [SampledToken(plan.chunks[0].seq_id, 5)], {})
+    assert [update.finish_reason for update in updates] == [None, FinishReason.ERROR]
+    assert "no token" in updates[1].error_message
+
+
+def test_requests_with_one_prompt_compute_it_once() -> None:
+    rig = Rig(make_config(max_chunk_tokens=8, max_num_batched_tokens=64))
+    prompt = list(range(30))
+    requests = [rig.add(prompt, max_tokens=1) for _ in range(8)]
+
+    assert sizes(rig.schedule()) == [(1, 8)]
+    assert sizes(rig.schedule()) == [(1, 8)]
+    assert sizes(rig.schedule()) == [(1, 8)]
+    assert sizes(rig.schedule()) == [(1, 6)]
+    assert sizes(rig.schedule()) == [(seq_id, 2) for seq_id in range(2, 9)]  # what no full block holds
+    assert rig.scheduler.cached_tokens(requests[0]) == {}
+    assert [rig.scheduler.cached_tokens(request_id) for request_id in requests[1:]] == [{"device": 28}] * 7
+    assert rig.scheduler.stats().num_shared_blocks == 7
+    rig.wind_up(run_ahead=2)
+    assert rig.executor.num_computed_tokens == 30 + 7 * 2
+
+
+def test_who_waits_for_a_prefix_goes_on_alone_when_its_owner_is_cancelled() -> None:
+    rig = Rig(make_config(max_chunk_tokens=8))
+    first = rig.add(list(range(30)))
+    rig.add(list(range(30)))
+    rig.schedule()
+    assert sizes(rig.schedule()) == [(1, 8)]
+
+    rig.cancel(first)
+    assert sizes(rig.schedule()) == [(2, 8)]  # 16 tokens are there already
+    assert rig.scheduler.cached_tokens(RequestId("r1")) == {"device": 16}
+    rig.wind_up()
+
+
+def test_waiting_for_a_prefix_does_not_hold_up_others() -> None:
+    rig = Rig(make_config(max_chunk_tokens=8))
+    for prompt in (list(range(30)), list(range(30)), [7, 7]):
+        rig.add(prompt)
+
+    assert sizes(rig.schedule()) == [(1, 8), (3, 2)]
+    rig.wind_up()
+
+
+def test_samples_share_the_prompt_and_copy_only_the_last_block() -> None:
+    rig = Rig(make_config())
+    rig.add(list(range(10)), max_tokens=5, n=4)
+
+    first, second = rig.schedule(), rig.schedule()
+    assert sizes(first) == [(1, 10)]
+    assert second is not None
+    assert sizes(second) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert len(second.block_copies) == 3
+    assert len({copy.source for copy in second.block_copies}) == 1
+    assert [new.num_computed_tokens for new in second.new_sequences] == [9, 9, 9]
+    assert [new.sampling.seed for new in second.new_sequences] == [8, 9, 10]
+    stats = rig.scheduler.stats()
+    assert (stats.num_shared_blocks, stats.num_used_blocks) == (2, 2 + 4)
+    rig.wind_up(run_ahead=2)
+    assert rig.executor.num_block_copies == 3
+
+
+def test_samples_share_without_prefix_caching_too() -> None:
+    rig = Rig(make_config(prefix_caching=False))
+    rig.add(list(range(10)), n=3)
+    rig.run()
+    rig.add(list(range(10)))
+
+    rig.wind_up()
+    assert rig.executor.num_computed_tokens == (10 + 3) + 2 * (1 + 3) + (10 + 3)
+
+
+def test_sample_goes_on_when_the_first_is_finished_early() -> None:
+    rig = Rig(make_config(max_chunk_tokens=4))
+    request_id = rig.add(list(range(10)), n=2)
+    rig.schedule()
+
+    rig.finish(rig.seq_ids(request_id)[0])
+    rig.wind_up()
+    assert rig.ended[rig.seq_ids(request_id)[1]] is FinishReason.LENGTH
+
+
+def test_hit_of_a_whole_prompt_copies_its_last_block() -> None:
+    rig = Rig(make_config())
+    rig.add(list(range(12)))
+    rig.run()
+    again = rig.add(list(range(12)))
+
+    plan = rig.schedule()
+    assert plan is not None
+    assert sizes(plan) == [(2, 1)]
+    assert len(plan.block_copies) == 1
+    assert rig.scheduler.cached_tokens(again) == {"device": 11}
+    rig.wind_up()
+
+
+def test_generated_blocks_are_found_by_the_next_turn() -> None:
+    rig = Rig(make_config())
+    first = rig.add(list(range(6)), max_tokens=8)
+    rig.run()
+    history = [*range(6), *rig.outputs[rig.seq_ids(first)[0]]]
+    second = rig.add([*history, 1, 2, 3])
+
+    rig.schedule()
+    assert rig.scheduler.cached_tokens(second) == {"device": 12}  # the last output was never computed
+    rig.wind_up()
+
+
+def test_other_salts_share_nothing() -> None:
+    rig = Rig(make_config())
+    rig.add(list(range(12)))
+    rig.run()
+    other = rig.add(list(range(12)), root=OTHER_ROOT)
+
+    assert sizes(rig.schedule()) == [(2, 12)]
+    assert rig.scheduler.cached_tokens(other) == {}
+    rig.wind_up()
+
+
+def test_prompt_and_output_are_one_run_of_blocks() -> None:
+    rig = Rig(make_config())
+    rig.add(list(range(20)), max_tokens=20)
+    blocks = []
+    while rig.scheduler.has_work:
+        plan = rig.schedule()
+        if plan is not None:
+            blocks += [block_id for chunk in plan.chunks for block_id in chunk.new_block_ids]
+        rig.apply()
+
+    assert blocks == list(range(blocks[0], blocks[0] + 10))
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+def test_cancel_frees_blocks_for_the_very_next_plan(num_steps: int) -> None:
+    rig = Rig(make_config(num_blocks=4, max_chunk_tokens=8))
+    victim = rig.add(list(range(12)), max_tokens=5)
+    for _ in range(num_steps):
+        rig.schedule()
+    rig.cancel(victim)
+    follower = rig.add([9] * 15, max_tokens=1)
+
+    plan = rig.schedule()
+    assert plan is not None
+    assert sizes(plan) == [(2, 8)]
+    assert plan.dropped_seq_ids == (rig.seq_ids(victim) if num_steps else ())
+    rig.wind_up(run_ahead=2)
+    assert rig.outputs[rig.seq_ids(follower)[0]]
+
+
+def test_cancel_of_an_unknown_request_is_false() -> None:
+    assert not Rig(make_config()).scheduler.cancel(RequestId("nobody"))
+
+
+def test_preemption_keeps_every_token_and_the_oldest_goes_on() -> None:
+    rig = Rig(make_config(num_blocks=8, max_num_seqs=4))
+    requests = [rig.add([i, i + 1, i + 2], max_tokens=20) for i in range(4)]
+
+    rig.wind_up(run_ahead=2)
+
+    assert rig.scheduler.stats().num_preemptions > 0
+    assert next(iter(rig.ended)) == rig.seq_ids(requests[0])[0]
+
+
+def test_preempted_sequence_waits_for_its_token_in_flight() -> None:
+    rig = Rig(make_config(num_blocks=4, max_num_seqs=2))
+    rig.add([1, 2, 3], max_tokens=12)
+    rig.add([4, 5, 6], max_tokens=12)
+    dropped: list[StepPlan] = []
+    while not dropped:
+        if len(rig.plans) == 3:
+            rig.apply()
+        plan = rig.schedule()
+        assert plan is not None
+        if plan.dropped_seq_ids:
+            dropped.append(plan)
+    num_known = len(rig.outputs[rig.seq_ids(RequestId("r1"))[0]])
+    num_unapplied = len(rig.plans) - 1
+
+    assert rig.schedule() is not None  # of the oldest
+    while rig.plans and rig.plans[0].step_id < dropped[0].step_id:
+        rig.apply()
+    assert len(rig.outputs[rig.seq_ids(RequestId("r1"))[0]]) == num_known + num_unapplied
+    rig.wind_up()
+
+
+def test_who_built_on_a_failed_step_is_computed_again() -> None:
+    rig = Rig(make_config(max_chunk_tokens=8))
+    owner = rig.add(list(range(14)))
+    sharer = rig.add(list(range(16)))
+    rig.schedule()
+    rig.schedule()
+    assert [seq_id for seq_id, _ in sizes(rig.schedule())] == [1, 2]  # attached to blocks that no step has computed yet
+    rig.executor.failing.add(rig.seq_ids(owner)[0])
+
+    (update,) = rig.apply()
+    assert (update.request_id, update.finish_reason) == (owner, FinishReason.ERROR)
+    assert update.error_message == "told to fail"
+    rig.wind_up()
+    assert rig.ended[rig.seq_ids(sharer)[0]] is FinishReason.LENGTH
+
+
+def test_who_came_later_finds_nothing_of_a_failed_step() -> None:
+    rig = Rig(make_config(max_chunk_tokens=8))
+    owner = rig.add(list(range(20)))
+    for _ in range(3):
+        rig.schedule()
+    rig.executor.failing.add(rig.seq_ids(owner)[0])
+    rig.apply()
+
+    later = rig.add(list(range(20)))
+    rig.schedule()
+    assert rig.scheduler.cached_tokens(later) == {}
+    rig.wind_up()
+
+
+def test_error_of_one_sample_leaves_the_others() -> None:
+    rig = Rig(make_config())
+    request_id = rig.add(list(range(10)), n=3)
+    rig.schedule()
+    rig.schedule()
+    rig.apply()
+    rig.executor.failing.add(rig.seq_ids(request_id)[1])
+
+    rig.wind_up()
+    assert [rig.ended[seq_id] for seq_id in rig.seq_ids(request_id)] == [
+        FinishReason.LENGTH,
+        FinishReason.ERROR,
+        FinishReason.LENGTH,
+    ]
+
+
+def fill_store(rig: Rig, prompt: list[int]) -> None:
+    rig.add(prompt, max_tokens=1)
+    rig.run()
+    while rig.take_saves(100, early=False):
+        rig.end_save()
+    rig.scheduler.flush_cache()
+
+
+def test_load_brings_a_prefix_and_holds_the_request_back() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    fill_store(rig, list(range(20)))
+    request_id = rig.add(list(range(20)))
+
+    assert len(rig.scheduler.missing_keys(request_id)) == 4  # the fifth ends with the prompt
+    assert rig.begin_load(request_id, 4, early=False)
+    assert rig.schedule() is None
+    assert rig.scheduler.missing_keys(request_id) == ()
+    rig.end_load()
+    assert sizes(rig.schedule()) == [(2, 4)]
+    assert rig.scheduler.cached_tokens(request_id) == {"shm": 16}
+    rig.wind_up()
+
+
+def test_partial_load_counts_as_far_as_it_got() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    fill_store(rig, list(range(20)))
+    rig.add(list(range(4)), max_tokens=1)
+    rig.run()
+    request_id = rig.add(list(range(20)))
+
+    assert rig.begin_load(request_id, 2, early=True)
+    rig.end_load()
+    assert sizes(rig.schedule()) == [(3, 8)]
+    assert rig.scheduler.cached_tokens(request_id) == {"device": 4, "shm": 8}
+    rig.wind_up()
+
+
+def test_second_request_waits_for_the_first_ones_load() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    fill_store(rig, list(range(20)))
+    first, second = rig.add(list(range(20))), rig.add(list(range(18)))
+    assert rig.begin_load(first, 4, early=False)
+
+    assert not rig.begin_load(second, 4, early=False)
+    assert rig.schedule() is None
+    rig.end_load()
+    assert sizes(rig.schedule()) == [(2, 4), (3, 2)]
+    rig.wind_up()
+
+
+def test_blocks_of_a_load_are_held_though_its_request_is_cancelled() -> None:
+    rig = Rig(make_config(num_blocks=8, save_blocks=True))
+    fill_store(rig, list(range(20)))
+    cancelled = rig.add(list(range(20)))
+    assert rig.begin_load(cancelled, 4, early=False)
+    rig.cancel(cancelled)
+    rig.add([9] * 18)  # five blocks: four are free
+
+    assert rig.schedule() is None
+    rig.end_load()
+    assert sizes(rig.schedule()) == [(3, 18)]
+    rig.wind_up()
+
+
+def test_blocks_that_a_step_in_flight_may_touch_are_not_loaded_into() -> None:
+    rig = Rig(make_config(num_blocks=8, save_blocks=True))
+    fill_store(rig, list(range(20)))
+    runner = rig.add([9] * 20, max_tokens=9)
+    rig.schedule()
+    rig.cancel(runner)
+    request_id = rig.add(list(range(20)))
+
+    assert not rig.begin_load(request_id, 4, early=True)  # three blocks are untouched
+    rig.apply()
+    assert rig.begin_load(request_id, 4, early=True)
+    rig.wind_up()
+
+
+def test_late_news_of_unknown_transfers_is_fine() -> None:
+    rig = Rig(make_config())
+    rig.scheduler.end_load(7, 3, {})
+    rig.scheduler.end_save(7)
+    rig.scheduler.finish_sequence(rig.seq_ids(rig.add([1]))[0])
+    rig.scheduler.check_integrity()
+
+
+def test_block_is_saved_once_and_only_when_computed() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    rig.add(list(range(10)), max_tokens=1)
+    rig.schedule()
+    assert rig.scheduler.take_saves(10) is None
+    rig.apply()
+
+    plan = rig.scheduler.take_saves(1)
+    assert plan is not None
+    assert [block.key for block in plan.blocks] == chain_keys(ROOT, range(10), 4)[:1]
+    second = rig.scheduler.take_saves(10)
+    assert second is not None
+    assert [block.key for block in second.blocks] == chain_keys(ROOT, range(10), 4)[1:]
+    assert rig.scheduler.flush_cache() == 0
+    rig.scheduler.end_save(plan.save_id)
+    rig.scheduler.end_save(second.save_id)
+    rig.add(list(range(10)), max_tokens=1)
+    rig.run()
+    assert rig.scheduler.take_saves(10) is None
+    assert rig.scheduler.flush_cache() == 2
+
+
+def test_loaded_blocks_are_not_saved_again() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    fill_store(rig, list(range(9)))
+    request_id = rig.add(list(range(9)), max_tokens=1)
+    rig.begin_load(request_id, 2, early=True)
+    rig.end_load()
+    rig.run()
+
+    assert rig.scheduler.take_saves(10) is None
+
+
+def test_bounded_queue_refuses_with_a_delay() -> None:
+    rig = Rig(make_config(max_waiting_requests=2, max_waiting_tokens=10))
+    rig.add([1] * 30, max_tokens=1)  # an empty queue takes any
+    rig.schedule()
+    rig.add([1] * 9)
+    with pytest.raises(QueueFull, match="limit of 10") as error:
+        rig.add([1] * 2)
+    assert error.value.retry_after_s is not None
+    rig.add([1])
+    with pytest.raises(QueueFull, match="limit is 2"):
+        rig.add([1])
+    rig.wind_up()
+
+
+def test_request_that_never_fits_is_refused_with_the_limit() -> None:
+    rig = Rig(make_config(num_blocks=4))
+    rig.add([1] * 10, max_tokens=7)  # 16 tokens are computed
+
+    with pytest.raises(KvPoolTooSmall, match=r"5 blocks of 4 tokens.* has 4"):
+        rig.add([1] * 10, max_tokens=8)
+    rig.wind_up()
+
+
+def test_request_id_in_use_is_refused_and_free_after_the_end() -> None:
+    rig = Rig(make_config())
+    request, _ = rig.requests[rig.add([1], max_tokens=1)]
+    with pytest.raises(DuplicateRequest, match="r0"):
+        rig.scheduler.add(request)
+    rig.run()
+
+    assert rig.scheduler.add(request) == (2,)
+
+
+def test_waiting_requests_expire_and_running_ones_do_not() -> None:
+    rig = Rig(make_config(max_num_seqs=1))
+    rig.add([1], queue_deadline_s=5.0)
+    late = rig.add([2], queue_deadline_s=5.0)
+    rig.schedule()
+    assert rig.scheduler.expire(5.0) == []
+
+    updates = rig.scheduler.expire(5.1)
+    assert [(update.request_id, update.finish_reason) for update in updates] == [(late, FinishReason.QUEUE_TIMEOUT)]
+    rig.take(updates)
+    rig.wind_up()
+
+
+def test_drain_takes_only_what_was_never_admitted() -> None:
+    rig = Rig(make_config(max_num_seqs=1))
+    rig.add([1], n=3)
+    waiting = [rig.add([2]), rig.add([3])]
+    rig.schedule()
+
+    assert [request.request_id for request in rig.scheduler.drain()] == waiting
+    assert rig.scheduler.stats().num_waiting_requests == 0
+    rig.run()
+    assert not rig.scheduler.has_work
+
+
+def test_reset_goes_on_with_the_tokens_that_came_out() -> None:
+    rig = Rig(make_config())
+    requests = [rig.add([i, i, i], max_tokens=10) for i in range(3)]
+    for _ in range(4):
+        rig.schedule()
+    rig.apply()
+    rig.apply()
+
+    rig.reset()
+    plan = rig.schedule()
+    assert plan is not None
+    assert plan.step_id == 1
+    assert [len(new.token_ids) for new in plan.new_sequences] == [5, 5, 5]
+    assert [new.num_prompt_tokens for new in plan.new_sequences] == [3, 3, 3]
+    rig.wind_up()
+    for request_id in requests:
+        request, (seq_id,) = rig.requests[request_id]
+        assert rig.outputs[seq_id] == expected_output(request, 0)[0]
+
+
+def test_figures_of_blocks_and_waste() -> None:
+    rig = Rig(make_config())
+    rig.add(list(range(9)), max_tokens=9)
+    rig.schedule()
+
+    stats = rig.scheduler.stats()
+    assert (stats.num_running_requests, stats.num_running_sequences, stats.num_waiting_requests) == (1, 1, 0)
+    assert (stats.num_used_blocks, stats.num_cached_blocks, stats.num_free_blocks) == (3, 0, 61)
+    assert stats.kv_waste_ratio == 2 / 12  # nine tokens and the one in flight
+    assert stats.largest_free_run == 61
+    rig.run()
+    stats = rig.scheduler.stats()
+    assert (stats.num_used_blocks, stats.num_cached_blocks, stats.kv_waste_ratio) == (0, 4, 0.0)
+    assert rig.scheduler.num_device_tokens(ROOT, chain_keys(ROOT, range(9), 4)) == 8
+
+
+def test_admission_time_is_the_first_one() -> None:
+    rig = Rig(make_config(max_num_seqs=1))
+    request_id = rig.add([1], n=2)
+    assert rig.scheduler.admitted_at_s(request_id) is None
+    rig.now_s = 3.0
+    rig.schedule()
+    rig.now_s = 4.0
+    rig.run()
+
+    assert rig.scheduler.admitted_at_s(request_id) == 3.0
