@@ -13,9 +13,8 @@ outside a sequence's visible range are never multiplied, so stale or non-finite 
 """
 
 import numpy as np
-from numba import njit
 
-from executor_svc.kernels.cpu.compile import FIRST_ARG, barrier, kernel, num_threads, thread_idx
+from executor_svc.kernels.cpu.compile import FIRST_ARG, barrier, kernel, named, num_threads, thread_idx
 from executor_svc.kernels.cpu.tile import MAX_ROWS, add_tile_bf16, add_tile_f32, tile_bf16, tile_f32
 from executor_svc.kernels.cpu.vector import (
     LANES,
@@ -59,10 +58,10 @@ _NEGATIVE_INFINITY = np.float32(-np.inf)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # noqa: C901, PLR0915
+def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]
     """The kernels' bodies for activations and caches of one dtype."""
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def rotate(args, token, source, target, dim, scale):  # type: ignore[no-untyped-def]
         """Writes one head [dim] as float32, rotated if there is a rotary embedding, times scale."""
         cos = load_i64(args, _COS)
@@ -83,7 +82,7 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
             n = min(LANES, dim - i)
             vstore_first(target + 4 * i, vload_first(source + i * itemsize, n, dtype) * factor, n, "f32")
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def write_kv(args, scratch):  # type: ignore[no-untyped-def]
         """Writes this thread's share of the step's keys and values."""
         thread, threads = thread_idx(args), num_threads(args)
@@ -109,7 +108,7 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
                     n = min(LANES, dim_v - i)
                     vstore_first(target + i * itemsize, vload_first(source + i * itemsize, n, dtype), n, dtype)
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def key_address(args, seq, head, position):  # type: ignore[no-untyped-def]
         """Address of the first dimension of a position's key."""
         block_size = load_i64(args, _BLOCK_SIZE)
@@ -117,7 +116,7 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
         start = load_i64(args, _KEY_CACHE) + block * load_i64(args, _BLOCK_STRIDE_KEY)
         return start + (head * load_i64(args, _DIM_K) * block_size + position % block_size) * itemsize
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def value_address(args, seq, head, position):  # type: ignore[no-untyped-def]
         """Address of the first dimension of a position's value."""
         block_size = load_i64(args, _BLOCK_SIZE)
@@ -125,7 +124,7 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
         start = load_i64(args, _VALUE_CACHE) + block * load_i64(args, _BLOCK_STRIDE_VALUE)
         return start + (head * block_size + position % block_size) * load_i64(args, _DIM_V) * itemsize
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def score_span(args, seq, head, rows, first, last, queries, scores, gathered):  # type: ignore[no-untyped-def]
         """Scores [rows, SPAN] of keys first <= position < last; first is a multiple of SUBTILE."""
         block_size, dim_k = load_i64(args, _BLOCK_SIZE), load_i64(args, _DIM_K)
@@ -142,7 +141,6 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
                     for i in range(dim_k):
                         store_f32(gathered + 4 * (i * 2 * SUBTILE + j), load_scalar(source + i * block_size * itemsize, dtype))
                 w0, w1 = gathered, gathered + 4 * SUBTILE
-            row = 0
             num_tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
             for index in range(num_tiles):
                 row = rows * index // num_tiles
@@ -151,16 +149,16 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
                 for strip in range(0, SUBTILE, LANES):
                     if is_direct:
                         tile(
-                            count, x, 4 * dim_k, w0 + strip * itemsize, w1 + strip * itemsize, block_size * itemsize, dim_k,
-                            w0, 0, out + 4 * strip, 4 * SPAN,
+                            count, x, 4 * dim_k, w0 + strip * itemsize, w1 + strip * itemsize, block_size * itemsize, 0,
+                            dim_k, w0, 0, out + 4 * strip, 4 * SPAN,
                         )  # fmt: skip
                     else:
                         tile_f32(
-                            count, x, 4 * dim_k, w0 + 4 * strip, w1 + 4 * strip, 8 * SUBTILE, dim_k, w0, 0,
+                            count, x, 4 * dim_k, w0 + 4 * strip, w1 + 4 * strip, 8 * SUBTILE, 0, dim_k, w0, 0,
                             out + 4 * strip, 4 * SPAN,
                         )  # fmt: skip
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def fold_softmax(args, row, low, high, width, scores, acc, acc_width, maxima, sums):  # type: ignore[no-untyped-def]
         """Turns a row's scores of columns low <= c < high into weights, 0 elsewhere, and rescales what was summed before."""
         softcap = load_f64(args, _SOFTCAP)
@@ -205,7 +203,7 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
             new_sum += load_f32(sums + 4 * row)
         store_f32(sums + 4 * row, new_sum)
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def add_values(args, seq, head, rows, first, low, last, scores, acc, acc_width, gathered):  # type: ignore[no-untyped-def]
         """Adds weights [rows, SPAN] times values of low <= position < last to acc; column 0 is position first."""
         block_size, dim_v = load_i64(args, _BLOCK_SIZE), load_i64(args, _DIM_V)
@@ -236,16 +234,16 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
                     for strip in range(0, SUBTILE, LANES):
                         if is_direct:
                             add_tile(
-                                count, x, 4 * SPAN, w0 + strip * size, w1 + strip * size, stride, depth, w0, 0,
+                                count, x, 4 * SPAN, w0 + strip * size, w1 + strip * size, stride, 0, depth, w0, 0,
                                 out + 4 * strip, 4 * acc_width,
                             )  # fmt: skip
                         else:
                             add_tile_f32(
-                                count, x, 4 * SPAN, w0 + strip * size, w1 + strip * size, stride, depth, w0, 0,
+                                count, x, 4 * SPAN, w0 + strip * size, w1 + strip * size, stride, 0, depth, w0, 0,
                                 out + 4 * strip, 4 * acc_width,
                             )  # fmt: skip
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def attend(args, scratch, seq, head, token, num_queries, split):  # type: ignore[no-untyped-def]
         """One item: queries token .. token + num_queries of a sequence for the heads of one kv head."""
         num_heads, num_kv_heads = load_i64(args, _NUM_HEADS), load_i64(args, _NUM_KV_HEADS)
@@ -296,17 +294,13 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
             for row in range(rows):
                 position = query_position + row // group
                 low = max(begin, position - window + 1 if window > 0 else 0) - first
-                fold_softmax(
-                    args, row, max(low, 0), min(position + 1, last) - first, width, scores, acc, acc_width, maxima, sums
-                )
+                fold_softmax(args, row, max(low, 0), min(position + 1, last) - first, width, scores, acc, acc_width, maxima, sums)
             add_values(args, seq, head, rows, first, max(first, begin), last, scores, acc, acc_width, gathered)
 
         if num_splits > 1 and seq < load_i64(args, _NUM_DECODES):
             part_floats = acc_width + 2 * SUBTILE
             for row in range(rows):
-                part = load_i64(args, _PARTIALS) + 4 * part_floats * (
-                    (seq * num_heads + head * group + row) * num_splits + split
-                )
+                part = load_i64(args, _PARTIALS) + 4 * part_floats * ((seq * num_heads + head * group + row) * num_splits + split)
                 for c in range(0, acc_width, LANES):
                     vstore(part + 4 * c, vload(acc + 4 * (row * acc_width + c), "f32"), "f32")
                 store_f32(part + 4 * acc_width, load_f32(maxima + 4 * row))
@@ -320,7 +314,7 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
                 value = vload(acc + 4 * (row * acc_width + c), "f32") * inverse
                 vstore_first(out + c * itemsize, value, min(LANES, dim_v - c), dtype)
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def walk(args, scratch, run_from, run_to):  # type: ignore[no-untyped-def]
         """Goes through the items in order; runs those whose first unit of cost is in run_from <= cost < run_to.
 
@@ -346,7 +340,7 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
                         cost += (keys // splits + 32) * (num_queries + 3)
         return cost
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def merge(args):  # type: ignore[no-untyped-def]
         """Merges the parts of split decodes."""
         thread, threads = thread_idx(args), num_threads(args)
@@ -371,7 +365,7 @@ def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]  # n
                     weights = weights + vsplat(load_f32(part + 4 * (acc_width + SUBTILE))) * factor
                 vstore_first(out + c * itemsize, total / weights, min(LANES, dim_v - c), dtype)
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def run(args):  # type: ignore[no-untyped-def]
         thread, threads = thread_idx(args), num_threads(args)
         scratch = load_i64(args, _SCRATCH) + thread * load_i64(args, _SCRATCH_BYTES)
@@ -392,9 +386,11 @@ _run_bf16 = _make("bf16", 2, tile_bf16, add_tile_bf16)
 
 @kernel(FIELDS)
 def attention_f32(args: int) -> None:
+    """Attention over float32."""
     _run_f32(args)
 
 
 @kernel(FIELDS)
 def attention_bf16(args: int) -> None:
+    """Attention over bfloat16, computed in float32."""
     _run_bf16(args)

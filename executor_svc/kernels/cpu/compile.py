@@ -7,17 +7,21 @@ A kernel is `def f(args: int64)`, args the address of 8-byte fields; the first t
 
 import ctypes
 import hashlib
+import logging
 import struct
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import torch
 from numba import cfunc, njit, types
 
 from executor_svc.kernels.cpu.vector import call_address, load_i64
+
+log = logging.getLogger(__name__)
 
 FIRST_ARG = 3
 """Index of the first field that is a kernel's own."""
@@ -31,8 +35,36 @@ def _source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-if numba.config.CACHE_DIR:
-    numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR) / f"kernels-{_source_digest()}")
+def _use_cache_folder() -> None:
+    """Keeps compiled kernels in a folder of their own per version of the sources."""
+    root = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else Path.home() / ".cache" / "octavo"
+    folder = root / f"kernels-{_source_digest()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("cannot write %s (%s): kernels are compiled at every start", folder, error.strerror)
+        folder = Path(tempfile.mkdtemp(prefix="octavo-kernels-"))
+    numba.config.CACHE_DIR = str(folder)
+
+
+_use_cache_folder()
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def named(suffix: str) -> Callable[[FunctionT], Any]:
+    """Compiles an inner function of a factory under a name of its own.
+
+    numba's symbols are the function's name and a counter of the process. Kernels from the cache come from several
+    processes, and the linker takes the first of two symbols of one name: the name alone must say what the code is.
+    """
+
+    def compiled(function: FunctionT) -> Any:
+        function.__name__ = f"{function.__name__}_{suffix}"
+        function.__qualname__ = f"{function.__qualname__}_{suffix}"
+        return njit(error_model="numpy")(function)
+
+    return compiled
 
 
 @njit(error_model="numpy")  # type: ignore[misc]

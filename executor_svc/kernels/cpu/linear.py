@@ -1,20 +1,21 @@
-"""Linear layers with packed weights: one streaming kernel for every number of rows.
+"""Products with packed weights: one streaming kernel for every number of rows.
 
-Knows weights and their layout. Does not know models.
+Knows the packed layout (packed_weight.py). Does not know models.
 
-A weight [out_features, in_features] is stored as panels of 32 outputs, `[ceil(out_features / 32), in_features, 32]`: a
-panel is read once, from its first byte to its last, for any number of rows. While the rows' tiles of one panel are
-computed, the next panel is fetched. The panel of a gated product holds 16 gate columns and the 16 up columns that belong
-to them, so that the activation is applied in registers' reach.
+    panel p of the weight:  in_features x 32 outputs, read once from its first byte to its last, for any number of rows
+    rows of x:              in tiles of at most MAX_ROWS, accumulated in registers over all of in_features
+
+While the tiles of one panel are computed, the next panel is fetched: memory and arithmetic overlap. A tile ends in a small
+buffer, where bias, activation and residual are applied on the way out.
 """
 
+import numpy as np
 from numba import njit
 
-from executor_svc.kernels.cpu.compile import FIRST_ARG, kernel, num_threads, thread_idx
-from executor_svc.kernels.cpu.tile import MAX_ROWS, tile_bf16, tile_f32, tile_i8
+from executor_svc.kernels.cpu.compile import FIRST_ARG, kernel, named, num_threads, thread_idx
+from executor_svc.kernels.cpu.tile import GROUP_SHIFT, MAX_ROWS, tile_bf16, tile_f32, tile_i8
 from executor_svc.kernels.cpu.vector import (
     LANES,
-    load_f32,
     load_i64,
     vexp,
     vload,
@@ -24,10 +25,20 @@ from executor_svc.kernels.cpu.vector import (
     vstore_first,
     vtanh,
 )
-import numpy as np
 
 PANEL = 32
+"""Outputs of a panel."""
 PLAIN, ADD, SILU_GATED, GELU_TANH_GATED = 0, 1, 2, 3
+"""What happens to a product: stored; added to out; act(first 16 columns of a panel) * last 16 columns, stored."""
+
+_NEAR = 4096
+"""Bytes that a single tile fetches ahead in its own panel: it is over too soon to fetch the next."""
+
+# Fields of the arguments, from FIRST_ARG on. Strides are in bytes; scales and bias are 0 if there are none.
+(_X, _X_STRIDE, _NUM_ROWS, _IN, _WEIGHT, _SCALES, _BIAS, _NUM_PANELS, _OUT, _OUT_STRIDE, _OUT_FEATURES, _MODE) = range(
+    FIRST_ARG, FIRST_ARG + 12
+)
+FIELDS = "12q"
 
 
 @njit(error_model="numpy")  # type: ignore[misc]
@@ -42,23 +53,14 @@ def _activate(gate, mode):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")  # type: ignore[misc]
 def _finish(args, cells, rows, row, panel):  # type: ignore[no-untyped-def]
-    """Scales, adds bias, activates, adds and stores a tile's cells [rows, PANEL]."""
-    out = load_i64(args, FIRST_ARG + 2)
-    out_features = load_i64(args, FIRST_ARG + 3)
-    out_stride = load_i64(args, FIRST_ARG + 8)
-    scale = load_i64(args, FIRST_ARG + 6)
-    bias = load_i64(args, FIRST_ARG + 7)
-    mode = load_i64(args, FIRST_ARG + 9)
-    if scale != 0 or bias != 0:
+    """Adds bias, activates, adds and stores a tile's cells [rows, PANEL]."""
+    out, out_stride, out_features = load_i64(args, _OUT), load_i64(args, _OUT_STRIDE), load_i64(args, _OUT_FEATURES)
+    bias, mode = load_i64(args, _BIAS), load_i64(args, _MODE)
+    if bias != 0:
         for m in range(rows):
             for column in range(0, PANEL, LANES):
                 cell = cells + 4 * (m * PANEL + column)
-                value = vload(cell, "f32")
-                if scale != 0:
-                    value = value * vload(scale + 4 * (panel * PANEL + column), "f32")
-                if bias != 0:
-                    value = value + vload(bias + 4 * (panel * PANEL + column), "f32")
-                vstore(cell, value, "f32")
+                vstore(cell, vload(cell, "f32") + vload(bias + 4 * (panel * PANEL + column), "f32"), "f32")
     width = PANEL if mode <= ADD else PANEL // 2
     for m in range(rows):
         target = out + (row + m) * out_stride + 4 * panel * width
@@ -66,7 +68,7 @@ def _finish(args, cells, rows, row, panel):  # type: ignore[no-untyped-def]
             value = vload(cells + 4 * (m * PANEL + column), "f32")
             left = out_features - panel * width - column
             if mode >= SILU_GATED:
-                value = _activate(value, mode) * vload(cells + 4 * (m * PANEL + column + 16), "f32")
+                value = _activate(value, mode) * vload(cells + 4 * (m * PANEL + column + PANEL // 2), "f32")
             if left >= LANES:
                 if mode == ADD:
                     value = value + vload(target + 4 * column, "f32")
@@ -77,33 +79,33 @@ def _finish(args, cells, rows, row, panel):  # type: ignore[no-untyped-def]
                 vstore_first(target + 4 * column, value, left, "f32")
 
 
-def _make(tile, itemsize):  # type: ignore[no-untyped-def]
-    """The kernel body for weights of one dtype."""
+def _make(dtype, itemsize, tile):  # type: ignore[no-untyped-def]
+    """The kernel's body for weights of one dtype."""
     width = PANEL * itemsize
 
-    @njit(error_model="numpy")  # type: ignore[misc]
+    @named(dtype)
     def run(args):  # type: ignore[no-untyped-def]
-        x = load_i64(args, FIRST_ARG + 0)
-        weight = load_i64(args, FIRST_ARG + 1)
-        num_panels = load_i64(args, FIRST_ARG + 4)
-        depth = load_i64(args, FIRST_ARG + 5)
-        num_rows = load_i64(args, FIRST_ARG + 10)
-        x_stride = load_i64(args, FIRST_ARG + 11)
+        x, x_stride, num_rows = load_i64(args, _X), load_i64(args, _X_STRIDE), load_i64(args, _NUM_ROWS)
+        weight, scales = load_i64(args, _WEIGHT), load_i64(args, _SCALES)
+        num_panels, depth = load_i64(args, _NUM_PANELS), load_i64(args, _IN)
         thread, threads = thread_idx(args), num_threads(args)
         buffer = np.empty(MAX_ROWS * PANEL + 16, np.float32)
         cells = (buffer.ctypes.data + 63) // 64 * 64
-        # Two tiles fetch the next panel meanwhile; a single one is over too soon and fetches ahead in its own.
+        scale_width = 4 * PANEL * ((depth + (1 << GROUP_SHIFT) - 1) >> GROUP_SHIFT)
+        # Two tiles fetch the next panel meanwhile; see _NEAR for a single one.
         num_tiles = max((num_rows + MAX_ROWS - 1) // MAX_ROWS, 2 if num_rows >= 6 else 1)
-        ahead_step = width // num_tiles if num_tiles < width else 1
+        ahead_step = max(width // num_tiles, 1)
         for panel in range(num_panels * thread // threads, num_panels * (thread + 1) // threads):
             start = weight + panel * depth * width
+            panel_scales = scales + panel * scale_width
             for index in range(num_tiles):
                 row = num_rows * index // num_tiles
                 rows = num_rows * (index + 1) // num_tiles - row
-                ahead = start + 4096 if num_tiles == 1 else start + depth * width + index * depth * ahead_step
-                for strip in range(0, 16, LANES):
+                ahead = start + _NEAR if num_tiles == 1 else start + depth * (width + index * ahead_step)
+                for strip in range(0, PANEL // 2, LANES):
+                    w0 = start + strip * itemsize
                     tile(
-                        rows, x + row * x_stride, x_stride, start + strip * itemsize, start + (strip + 16) * itemsize, width,
+                        rows, x + row * x_stride, x_stride, w0, w0 + PANEL // 2 * itemsize, width, panel_scales + 4 * strip,
                         depth, ahead, ahead_step, cells + 4 * strip, 4 * PANEL,
                     )  # fmt: skip
                 _finish(args, cells, rows, row, panel)
@@ -111,22 +113,22 @@ def _make(tile, itemsize):  # type: ignore[no-untyped-def]
     return run
 
 
-_run_f32, _run_bf16, _run_i8 = _make(tile_f32, 4), _make(tile_bf16, 2), _make(tile_i8, 1)
-
-# Fields: x, weight, out, out_features, num_panels, in_features, scale or 0, bias or 0, out_stride in bytes, mode, num_rows,
-# x_stride in bytes.
+_run_f32, _run_bf16, _run_i8 = _make("f32", 4, tile_f32), _make("bf16", 2, tile_bf16), _make("i8", 1, tile_i8)
 
 
-@kernel("12q")
+@kernel(FIELDS)
 def linear_f32(args: int) -> None:
+    """Product with float32 weights."""
     _run_f32(args)
 
 
-@kernel("12q")
+@kernel(FIELDS)
 def linear_bf16(args: int) -> None:
+    """Product with bfloat16 weights."""
     _run_bf16(args)
 
 
-@kernel("12q")
+@kernel(FIELDS)
 def linear_i8(args: int) -> None:
+    """Product with int8 weights and a float32 scale for 32 of them along in_features."""
     _run_i8(args)

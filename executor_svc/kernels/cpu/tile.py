@@ -7,21 +7,25 @@ Knows registers. Does not know weights, caches or threads.
 
 from typing import Any
 
-import numba
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import errors
 from numba.extending import intrinsic
 
+from executor_svc.kernels.cpu.compile import named
 from executor_svc.kernels.cpu.vector import F32, I8_POINTER, I32, I64, LANES, VF32, call_llvm, constant, load_at, splat, widen
 
 MAX_ROWS = 12 if LANES == 16 else 6
 """Rows of a tile: two vectors of accumulators per row, two weights and a broadcast fit the registers."""
 
 
+GROUP_SHIFT = 5
+"""Log2 of the weights along depth that share an int8 scale."""
+
+
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
 def _tile(
-    typing: Any, x: Any, x_stride: Any, w0: Any, w1: Any, w_stride: Any, depth: Any, ahead: Any, ahead_step: Any, out: Any,
+    typing: Any, x: Any, x_stride: Any, w0: Any, w1: Any, w_stride: Any, scales: Any, depth: Any, ahead: Any, ahead_step: Any, out: Any,
     out_stride: Any, rows: Any, dtype: Any, accumulate: Any,
 ) -> Any:  # fmt: skip
     """See tile; rows, dtype and accumulate are literals."""
@@ -31,7 +35,7 @@ def _tile(
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         builder.function.attributes.add("noinline")  # a dozen unrolled tiles: one copy is enough, compiling takes long
-        x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride = args[:10]
+        x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride = args[:11]
         x_rows = [builder.add(x, builder.mul(x_stride, I64(m))) for m in range(num_rows)]
         out_rows = [builder.add(out, builder.mul(out_stride, I64(m))) for m in range(num_rows)]
         out_cells = [[row, builder.add(row, I64(64))] for row in out_rows]
@@ -49,6 +53,9 @@ def _tile(
         sums = [[builder.phi(VF32) for _ in range(2)] for _ in range(num_rows)]
         offset = builder.mul(k, w_stride)
         weights = [widen(builder, builder.add(w, offset), dtype.literal_value) for w in (w0, w1)]
+        if dtype.literal_value == "i8":
+            group = builder.add(scales, builder.mul(builder.lshr(k, I64(GROUP_SHIFT)), I64(128)))
+            weights = [builder.fmul(w, load_at(builder, builder.add(group, I64(64 * r)), VF32, 4)) for r, w in enumerate(weights)]
         far = builder.inttoptr(builder.add(ahead, builder.mul(k, ahead_step)), I8_POINTER)
         call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [far, I32(0), I32(2), I32(1)])
         x_offset = builder.mul(k, I64(4))
@@ -72,45 +79,46 @@ def _tile(
                 builder.store(updated[m][r], builder.inttoptr(out_cells[m][r], VF32.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(*([types.int64] * 10), rows, dtype, accumulate), codegen
+    return types.void(*([types.int64] * 11), rows, dtype, accumulate), codegen
 
 
 def _make_tile(dtype: str, accumulate: bool) -> Any:
     """Compiles the choice of a tile by its number of rows; numba has no loop over literals, so the cases are written out."""
 
-    @njit(error_model="numpy")  # type: ignore[misc]
-    def tile(rows, x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride):  # type: ignore[no-untyped-def]
+    @named(f"add_{dtype}" if accumulate else dtype)
+    def tile(rows, x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride):  # type: ignore[no-untyped-def]
         if rows == 1:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 1, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 1, dtype, accumulate)
         elif rows == 2:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 2, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 2, dtype, accumulate)
         elif rows == 3:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 3, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 3, dtype, accumulate)
         elif rows == 4:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 4, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 4, dtype, accumulate)
         elif rows == 5:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 5, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 5, dtype, accumulate)
         elif rows == 6:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 6, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 6, dtype, accumulate)
         elif rows == 7:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 7, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 7, dtype, accumulate)
         elif rows == 8:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 8, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 8, dtype, accumulate)
         elif rows == 9:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 9, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 9, dtype, accumulate)
         elif rows == 10:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 10, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 10, dtype, accumulate)
         elif rows == 11:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 11, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 11, dtype, accumulate)
         else:
-            _tile(x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride, 12, dtype, accumulate)
+            _tile(x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride, 12, dtype, accumulate)
 
     return tile
 
 
-# tile_*(rows, x, x_stride, w0, w1, w_stride, depth, ahead, ahead_step, out, out_stride): strides in bytes, addresses as
-# int64; w0 and w1 are the first rows of the two columns vectors, out's second vector is 16 columns after its first. Each
-# step of depth prefetches one line at ahead + k * ahead_step. add_tile_* adds to out.
+# tile_*(rows, x, x_stride, w0, w1, w_stride, scales, depth, ahead, ahead_step, out, out_stride): strides in bytes, addresses
+# as int64; w0 and w1 are the first rows of the two vectors of columns, out's second vector is 16 columns after its first.
+# scales is for int8 alone: float32 [depth / 32, 32]. Each step of depth prefetches a line at ahead + k * ahead_step.
+# add_tile_* adds to out.
 tile_f32 = _make_tile("f32", False)
 tile_bf16 = _make_tile("bf16", False)
 tile_i8 = _make_tile("i8", False)

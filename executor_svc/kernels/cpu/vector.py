@@ -13,7 +13,8 @@ from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.core.datamodel import models
-from numba.extending import intrinsic, overload, register_model
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, register_model
 
 
 def _host_has_avx512() -> bool:
@@ -266,41 +267,37 @@ def vsplat(typing: Any, scalar: Any) -> Any:
     return vector(types.float32), codegen
 
 
-def _binary(emit: Callable[[ir.IRBuilder, Any, Any], Any]) -> Any:
-    @intrinsic  # type: ignore[misc]
-    def operation(typing: Any, a: Any, b: Any) -> Any:
-        def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            return emit(builder, args[0], args[1])
+def _register_operator(function: Any, emit: Callable[[ir.IRBuilder, Any, Any], Any]) -> None:
+    """Lets a Python operator work on vectors.
 
-        return vector(vector, vector), codegen
+    Emitted in place, unlike an overload, which would be a function of its own whose symbol can clash with that of another
+    operator from another process's cached code (see named in compile.py).
+    """
 
-    return operation
+    @infer_global(function)
+    class _Template(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            return vector(vector, vector) if tuple(args) == (vector, vector) else None
 
-
-def _maximum(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-
-_add = _binary(lambda builder, a, b: builder.fadd(a, b))
-_sub = _binary(lambda builder, a, b: builder.fsub(a, b))
-_mul = _binary(lambda builder, a, b: builder.fmul(a, b))
-_div = _binary(lambda builder, a, b: builder.fdiv(a, b))
-vmax = _binary(_maximum)
+    @lower_builtin(function, Vector, Vector)  # type: ignore[misc]
+    def _lower(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        return emit(builder, args[0], args[1])
 
 
-def _vector_operator(operation):  # type: ignore[no-untyped-def]
-    """Numba demands that both functions have the same parameters, annotations included."""
-
-    def typed(a, b):  # type: ignore[no-untyped-def]
-        return (lambda a, b: operation(a, b)) if isinstance(a, Vector) and isinstance(b, Vector) else None
-
-    return typed
+_register_operator(operator.add, lambda builder, a, b: builder.fadd(a, b))
+_register_operator(operator.sub, lambda builder, a, b: builder.fsub(a, b))
+_register_operator(operator.mul, lambda builder, a, b: builder.fmul(a, b))
+_register_operator(operator.truediv, lambda builder, a, b: builder.fdiv(a, b))
 
 
-overload(operator.add)(_vector_operator(_add))
-overload(operator.sub)(_vector_operator(_sub))
-overload(operator.mul)(_vector_operator(_mul))
-overload(operator.truediv)(_vector_operator(_div))
+@intrinsic  # type: ignore[misc]
+def vmax(typing: Any, a: Any, b: Any) -> Any:
+    """The larger of each pair of lanes; that of b where a is NaN."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[0], args[1])
+
+    return vector(vector, vector), codegen
 
 
 @intrinsic  # type: ignore[misc]

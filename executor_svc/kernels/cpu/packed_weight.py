@@ -1,0 +1,167 @@
+"""A weight as the streaming kernels read it, and the product with it.
+
+Knows the packed layout and huge pages. Does not know modules.
+
+    values [ceil(out_features / 32), in_features, 32]      the 32 outputs of a panel side by side
+    scales [ceil(out_features / 32), ceil(in_features / 32), 32]   int8 alone
+
+A gated weight has 16 gate outputs and the 16 up outputs that belong to them in every panel, so that act(gate) * up needs
+no second pass. Outputs past out_features are zero.
+"""
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor_svc.kernels.cpu.compile import Kernel
+from executor_svc.kernels.cpu.linear import GELU_TANH_GATED, PANEL, PLAIN, SILU_GATED, linear_bf16, linear_f32, linear_i8
+
+INT8_GROUP = 32
+"""Weights along in_features that share an int8 scale."""
+
+_KERNELS: dict[torch.dtype, Kernel] = {torch.float32: linear_f32, torch.bfloat16: linear_bf16, torch.int8: linear_i8}
+_ACTIVATIONS = {"silu": SILU_GATED, "gelu_tanh": GELU_TANH_GATED}
+_CHUNK_BYTES = 64 << 20
+
+
+class HugePages:
+    """Hands out memory for weights that the kernel is asked to back with 2 MiB pages: one core then streams at full speed.
+
+    Memory is taken in chunks; a chunk lives as long as a tensor in it.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = mmap.mmap(-1, 4096)
+        self._used = 4096
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor; starts at a multiple of 128 bytes."""
+        count = 1
+        for size in shape:
+            count *= size
+        num_bytes = -(-count * dtype.itemsize // 128) * 128
+        if self._used + num_bytes > len(self._chunk):
+            self._chunk = mmap.mmap(-1, max(_CHUNK_BYTES, -(-num_bytes // (2 << 20)) * (2 << 20)))
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self._chunk.madvise(mmap.MADV_HUGEPAGE)
+            self._used = 0
+        tensor = torch.frombuffer(self._chunk, dtype=dtype, count=count, offset=self._used).view(shape)
+        self._used += num_bytes
+        return tensor
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A packed matrix, with its bias.
+
+    Attributes:
+        values: float32, bfloat16 or int8 [num_panels, in_features, 32].
+        scales: float32 [num_panels, ceil(in_features / 32), 32]; None unless values are int8.
+        bias: float32 [num_panels * 32]; None: none.
+        in_features: columns of the matrix.
+        out_features: rows of the matrix; of a gated one, half its rows.
+        activation: "silu" or "gelu_tanh" for a gated weight; None for a plain one.
+    """
+
+    values: Tensor
+    scales: Tensor | None
+    bias: Tensor | None
+    in_features: int
+    out_features: int
+    activation: str | None = None
+
+    def apply(self, x: Tensor, out: Tensor | None = None, *, mode: int = PLAIN) -> Tensor:
+        """The product x · weight^T + bias, activated if the weight is gated.
+
+        Args:
+            x: float32 [num_rows, in_features], the last dimension contiguous.
+            out: float32 [num_rows, out_features], the last dimension contiguous; None: a new one.
+            mode: PLAIN, or ADD to add to out.
+
+        Returns:
+            out.
+        """
+        if out is None:
+            out = x.new_empty(x.shape[0], self.out_features)
+        scales, bias = self.scales, self.bias
+        _KERNELS[self.values.dtype](
+            x.data_ptr(),
+            x.stride(0) * 4,
+            x.shape[0],
+            self.in_features,
+            self.values.data_ptr(),
+            scales.data_ptr() if scales is not None else 0,
+            bias.data_ptr() if bias is not None else 0,
+            self.values.shape[0],
+            out.data_ptr(),
+            out.stride(0) * 4,
+            self.out_features,
+            mode if self.activation is None else _ACTIVATIONS[self.activation],
+            threads=torch.get_num_threads(),
+        )
+        return out
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the matrix: float32 [num_indices, in_features] for int64 [num_indices]."""
+        panels, columns = indices // PANEL, indices % PANEL
+        found = self.values[panels, :, columns].float()
+        if self.scales is not None:
+            scales = self.scales[panels, :, columns].repeat_interleave(INT8_GROUP, dim=1)
+            found *= scales[:, : self.in_features]
+        return found
+
+
+def pack(
+    values: Tensor,
+    *,
+    scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    memory: HugePages,
+) -> PackedWeight:
+    """Packs a matrix.
+
+    Args:
+        values: float32, bfloat16 or int8 [out_features, in_features]; of a gated weight the gate's rows, then the up's.
+        scales: float32 [out_features, ceil(in_features / 32)] of int8 values.
+        bias: float [out_features].
+        activation: makes it a gated weight.
+        memory: where to put it.
+    """
+    rows, in_features = values.shape
+    order = torch.arange(rows)
+    out_features = rows
+    if activation is not None:
+        out_features = rows // 2
+        padded = -(-out_features // (PANEL // 2)) * (PANEL // 2)
+        # Row of every place in the panels; rows is the number of a row of zeros.
+        half = torch.full((2, padded), rows)
+        half[0, :out_features], half[1, :out_features] = order[:out_features], order[out_features:]
+        order = half.view(2, -1, PANEL // 2).transpose(0, 1).reshape(-1)
+    num_panels = -(-len(order) // PANEL)
+    order = torch.nn.functional.pad(order, (0, num_panels * PANEL - len(order)), value=rows)
+    return PackedWeight(
+        values=_panels(values, order, memory),
+        scales=None if scales is None else _panels(scales, order, memory),
+        bias=None if bias is None else _with_zero(bias.float())[order].contiguous(),
+        in_features=in_features,
+        out_features=out_features,
+        activation=activation,
+    )
+
+
+def _panels(matrix: Tensor, order: Tensor, memory: HugePages) -> Tensor:
+    """[num_panels, in_features, 32] of a matrix's rows in that order; the order's largest number is a row of zeros."""
+    out = memory.empty((len(order) // PANEL, matrix.shape[1], PANEL), matrix.dtype)
+    for start in range(0, len(order), 64 * PANEL):
+        places = order[start : start + 64 * PANEL]
+        rows = matrix[places.clamp(max=matrix.shape[0] - 1)]
+        rows[places >= matrix.shape[0]] = 0
+        out[start // PANEL : start // PANEL + 64] = rows.view(-1, PANEL, matrix.shape[1]).transpose(1, 2)
+    return out
+
+
+def _with_zero(vector: Tensor) -> Tensor:
+    return torch.cat([vector, vector.new_zeros(1)])
