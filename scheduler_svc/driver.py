@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.block_hash import chain_keys
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.errors import ExecutorLost, OctavoError, QueueTimeout
-from common.ids import RequestId, SeqId
+from common.ids import ExecutorId, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
 from scheduler_svc import convert
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
 from scheduler_svc.core.load_policy import LoadPolicy
+from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
@@ -97,6 +97,7 @@ class ExecutorDriver:
         self._outstanding: deque[tuple[int, int]] = deque()
         self._step_offset: int | None = None
         self._num_saves = 0
+        self._num_arriving_tokens = 0  # prompt tokens of requests that are being looked up
         self._is_pump_due = False
 
     @property
@@ -107,6 +108,20 @@ class ExecutorDriver:
     def stats(self) -> SchedulerStats:
         """Gauges and counters of the core."""
         return SchedulerStats() if self.scheduler is None else self.scheduler.stats()
+
+    def candidate(self, generation: Generation) -> Candidate:
+        """What placement weighs."""
+        stats, num_device_tokens = self.stats(), 0
+        if self.scheduler is not None and self.info is not None and self._config.prefix_caching:
+            keys = generation.prompt_keys(self.info.block_size)
+            num_device_tokens = self.scheduler.num_device_tokens(generation.request.root_key, keys)
+        return Candidate(
+            executor_id=ExecutorId(self.address),
+            num_device_tokens=num_device_tokens,
+            num_waiting_tokens=stats.num_waiting_tokens + self._num_arriving_tokens,
+            num_running_sequences=stats.num_running_sequences,
+            num_free_blocks=stats.num_blocks - stats.num_used_blocks,
+        )
 
     # Sessions
 
@@ -243,17 +258,21 @@ class ExecutorDriver:
         self._num_saves -= 1
         self.scheduler.end_save(saved.save_id)
 
-    async def _stored_blocks(self, request: Request) -> int:
-        """How many of the prompt's blocks after those on the device the store can bring up, worth loading or not."""
+    async def _stored_blocks(self, generation: Generation) -> int:
+        """How many of the prompt's leading blocks are on the device or in the store; 0 when the store was not asked."""
         if self.scheduler is None or self.info is None or not self.info.kv_transport:
             return 0
-        block_size = self.info.block_size
-        keys = chain_keys(request.root_key, request.prompt_token_ids, block_size)
+        request, block_size = generation.request, self.info.block_size
+        keys = generation.prompt_keys(block_size)
         num_device_blocks = self.scheduler.num_device_tokens(request.root_key, keys) // block_size
         missing = keys[num_device_blocks : (len(request.prompt_token_ids) - 1) // block_size]
         if not missing or not self._config.prefix_caching:
             return 0
-        tiers = await self._store.lookup(missing, self._config.store_lookup_timeout_s)
+        self._num_arriving_tokens += len(request.prompt_token_ids)
+        try:
+            tiers = await self._store.lookup(missing, self._config.store_lookup_timeout_s)
+        finally:
+            self._num_arriving_tokens -= len(request.prompt_token_ids)
         return num_device_blocks + len(tiers)
 
     def _begin_load(self, request: Request, num_stored_blocks: int) -> None:
@@ -276,7 +295,7 @@ class ExecutorDriver:
         Raises:
             QueueFull, KvPoolTooSmall: see Scheduler.add.
         """
-        num_stored_blocks = await self._stored_blocks(generation.request)
+        num_stored_blocks = await self._stored_blocks(generation)
         if not generation.output.is_over:  # cancelled during the look-up
             self.adopt(generation)
             self._begin_load(generation.request, num_stored_blocks)

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.errors import Cancelled, Draining, DuplicateRequest, ExecutorLost, NoExecutor, OctavoError
-from common.ids import RequestId
+from common.ids import ExecutorId, RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector
+from scheduler_svc.core.placement import choose_executor
 from scheduler_svc.core.request import Request
 from scheduler_svc.driver import EngineConfig, ExecutorDriver
 from scheduler_svc.generation import Generation, Output
@@ -147,7 +148,7 @@ class Engine:
         self._idle.clear()
         try:
             await self.served_model()
-            await self._choose(request).submit(generation)
+            await self._choose(generation).submit(generation)
         except BaseException:
             self._remove(generation)
             raise
@@ -211,11 +212,11 @@ class Engine:
             counters.cached_tokens_by_tier[tier] = counters.cached_tokens_by_tier.get(tier, 0) + num_tokens
         self._observe(generation)
 
-    def _choose(self, request: Request) -> ExecutorDriver:
-        connected = [driver for driver in self.drivers if driver.is_connected]
-        if not connected:
-            raise NoExecutor("no executor is connected", retry_after_s=1.0)
-        return min(connected, key=lambda driver: len(driver.generations))
+    def _choose(self, generation: Generation) -> ExecutorDriver:
+        connected = {ExecutorId(driver.address): driver for driver in self.drivers if driver.is_connected}
+        if len(connected) == 1:
+            return next(iter(connected.values()))
+        return connected[choose_executor([driver.candidate(generation) for driver in connected.values()])]
 
     # Executors
 
@@ -279,7 +280,7 @@ class Engine:
             return
         for generation in source.release_waiting():
             try:
-                self._choose(generation.request).adopt(generation)
+                self._choose(generation).adopt(generation)
             except OctavoError as error:
                 generation.output.fail(error)
                 self._on_end(generation)

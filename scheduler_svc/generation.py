@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from common.block_hash import chain_keys
 from common.errors import OctavoError
-from common.ids import SeqId
+from common.ids import BlockKey, SeqId
 from octavo.types.v1.types_pb2 import PositionLogprobs
 from scheduler_svc.core.plan import SequenceUpdate
 from scheduler_svc.core.request import Request
@@ -60,6 +61,13 @@ class Generation:
         self.ended_at_s: float | None = None
         self.cached_tokens_by_tier: dict[str, int] = {}
         self.is_cancelled = False
+        self._prompt_keys: list[BlockKey] | None = None
+
+    def prompt_keys(self, block_size: int) -> list[BlockKey]:
+        """Keys of the prompt's full blocks; the same block_size in every call."""
+        if self._prompt_keys is None:
+            self._prompt_keys = chain_keys(self.request.root_key, self.request.prompt_token_ids, block_size)
+        return self._prompt_keys
 
     @property
     def num_cached_tokens(self) -> int:

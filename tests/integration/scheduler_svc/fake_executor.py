@@ -14,6 +14,8 @@ import grpc.aio
 
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.executor.v1 import executor_service_pb2_grpc as pb_grpc
+from octavo.kvstore.v1 import kv_store_service_pb2 as kvstore_pb
+from octavo.kvstore.v1 import kv_store_service_pb2_grpc as kvstore_pb_grpc
 from octavo.types.v1 import types_pb2
 from tests.unit.scheduler_svc.text.small_tokenizers import BYTE_VOCAB_SIZE
 
@@ -80,6 +82,7 @@ class FakeExecutor:
         gate: steps wait while it is shut.
         stored: blocks of the fake store by key, as token ids.
         fail_token: a sequence fails alone when its last known token is this one; None: never.
+        forget_before_load: how many blocks of the next load are still there; None: all.
         break_next_result: the next result carries a wrong step_id.
         num_steps: how many were computed.
         plans: all of them, oldest first.
@@ -89,6 +92,7 @@ class FakeExecutor:
     gate: Gate = field(default_factory=Gate)
     stored: dict[bytes, list[int]] = field(default_factory=dict)
     fail_token: int | None = None
+    forget_before_load: int | None = None
     break_next_result: bool = False
     num_steps: int = 0
     plans: list[pb.StepPlan] = field(default_factory=list)
@@ -188,13 +192,15 @@ class _Session:
 
     def load(self, load: pb.LoadBlocks) -> pb.BlocksLoaded:
         num_loaded = 0
+        limit, self._executor.forget_before_load = self._executor.forget_before_load, None
         for block in load.blocks:
-            if block.key not in self._executor.stored:
+            if block.key not in self._executor.stored or num_loaded == limit:
                 break
             self._kv[block.block_id] = list(self._executor.stored[block.key])
             num_loaded += 1
         tiers = {"shm": num_loaded} if num_loaded else {}
-        return pb.BlocksLoaded(load_id=load.load_id, num_loaded=num_loaded, num_by_tier=tiers, seconds=0.001)
+        reason = "" if num_loaded == len(load.blocks) else "miss"
+        return pb.BlocksLoaded(load_id=load.load_id, num_loaded=num_loaded, num_by_tier=tiers, seconds=0.001, reason=reason)
 
     def save(self, save: pb.SaveBlocks) -> pb.BlocksSaved:
         for block in save.blocks:
@@ -207,8 +213,31 @@ class _Session:
         return self._kv.setdefault(block_id, [None] * self._executor.info.block_size)
 
 
+class FakeStoreServicer(kvstore_pb_grpc.KvStoreServiceServicer):
+    """The block store of a FakeExecutor, as far as a scheduler asks."""
+
+    def __init__(self, executor: FakeExecutor):
+        self._executor = executor
+
+    async def LookupBlocks(self, request: kvstore_pb.LookupBlocksRequest, context: Any) -> kvstore_pb.LookupBlocksResponse:  # noqa: N802
+        """The leading keys that are there."""
+        num_found = next((i for i, key in enumerate(request.keys) if key not in self._executor.stored), len(request.keys))
+        return kvstore_pb.LookupBlocksResponse(tiers=[kvstore_pb.TIER_SHM] * num_found)
+
+    async def GetStats(self, request: kvstore_pb.GetStatsRequest, context: Any) -> kvstore_pb.GetStatsResponse:  # noqa: N802
+        """One tier."""
+        tier = kvstore_pb.TierStats(tier=kvstore_pb.TIER_SHM, num_blocks=len(self._executor.stored))
+        return kvstore_pb.GetStatsResponse(tiers=[tier])
+
+    async def ClearBlocks(self, request: kvstore_pb.ClearBlocksRequest, context: Any) -> kvstore_pb.ClearBlocksResponse:  # noqa: N802
+        """Drops all."""
+        num_dropped = len(self._executor.stored)
+        self._executor.stored.clear()
+        return kvstore_pb.ClearBlocksResponse(num_dropped=num_dropped)
+
+
 class FakeExecutorProcess:
-    """A FakeExecutor behind a server that can be killed and come back on the same address."""
+    """A FakeExecutor and its block store behind a server that can be killed and come back on the same address."""
 
     def __init__(self, executor: FakeExecutor, target: str):
         self.executor = executor
@@ -219,6 +248,7 @@ class FakeExecutorProcess:
         """Listens."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_ExecutorServiceServicer_to_server(FakeExecutorServicer(self.executor), self._server)
+        kvstore_pb_grpc.add_KvStoreServiceServicer_to_server(FakeStoreServicer(self.executor), self._server)
         self._server.add_insecure_port(self.target)
         await self._server.start()
 
