@@ -9,7 +9,7 @@ import time
 from collections import deque
 
 from common.errors import InvalidParameter
-from executor_svc import convert
+from executor_svc import convert, metrics
 from executor_svc.engine import Engine
 from executor_svc.pipe import Frame, FrameKind, FramePipe
 from executor_svc.transfer import LoadDone, SaveDone, TransferThread
@@ -85,6 +85,7 @@ class StepLoop:
             return
         result = convert.outcome_to_pb(outcome, idle_s=idle_s)
         self._pipe.send(Frame(FrameKind.EVENT, self._session, pb.RunSessionResponse(result=result).SerializeToString()))
+        metrics.observe_step(outcome, idle_s)
         self._step_ended_at = time.monotonic()
 
     def _fail_session(self, message: str) -> None:
@@ -96,6 +97,7 @@ class StepLoop:
     def _send_transfer(self, session: int, done: LoadDone | SaveDone) -> None:
         """Runs on the transfer thread."""
         self._pipe.send(Frame(FrameKind.EVENT, session, convert.transfer_to_pb(done).SerializeToString()))
+        metrics.observe_transfer(done)
         if self._store is not None and self._store.transport != (self._info.kv_transport, self._info.kv_transport_reason):
             self._info.kv_transport, self._info.kv_transport_reason = self._store.transport
             self._pipe.send(Frame(FrameKind.READY, payload=self._info.SerializeToString()))

@@ -4,6 +4,7 @@ Knows how such a process starts and ends. Does not know gRPC. The front starts i
 the worker ends.
 """
 
+import ctypes
 import gc
 import logging
 import os
@@ -19,6 +20,12 @@ from executor_svc.pipe import Frame, FrameKind, FramePipe
 from executor_svc.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _die_with_the_front() -> None:
+    """Has the kernel end this process with its parent; the end of the pipe alone would be seen only after loading."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(fd: int) -> int:
@@ -26,6 +33,7 @@ def main(fd: int) -> int:
     # The front alone decides when the worker ends: a Ctrl-C reaches both, and the front wants the last results.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _die_with_the_front()
     pipe = FramePipe(socket.socket(fileno=fd))
     frames = pipe.receive(wait=True)
     if frames is None:
@@ -42,9 +50,11 @@ def main(fd: int) -> int:
         prepared = time.monotonic()
         # torch takes seconds to import: until here, a name that does not exist costs none.
         from executor_svc.engine import build_engine
+        from executor_svc.metrics import serve_metrics
         from executor_svc.step_loop import StepLoop
 
         phases = {"prepare": prepared - started, "import": time.monotonic() - prepared}
+        serve_metrics(settings.metrics_listen)
         engine = build_engine(settings, folder, progress, phases)
     except StartupError as error:
         pipe.send(Frame(FrameKind.REFUSED, payload=error.message.encode()))

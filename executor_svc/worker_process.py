@@ -184,9 +184,11 @@ class WorkerProcess:
             log.debug("frame %s was not read by the worker", frame.kind.name)
 
     async def stop(self, timeout_s: float) -> None:
-        """Ends the worker: after its running step, or at once when that takes longer than timeout_s."""
+        """Ends the worker: after its running step, but at once while it loads or when the step takes longer than timeout_s."""
         self._stopping = True
         self._writer.close()
+        if not self.ready.done() and self._process.returncode is None:
+            self._process.kill()
         try:
             await asyncio.wait_for(self._process.wait(), timeout_s)
         except TimeoutError:
