@@ -85,6 +85,7 @@ class Stack:
                 )
                 child.kill()
                 await self._spawn(service)
+                self._on_progress(f"{service.name} runs again")
 
     async def stop(self) -> None:
         """Ends all, the last one started first. Cancelled: ends the rest by SIGKILL."""

@@ -65,18 +65,18 @@ def up(
 
 async def _serve(options: StackOptions) -> None:
     async with running_server(options, LogPrinter(), say) as (stack, target):
-        err.print(_panel(target, options))
+        ready = _ready(target, options)
+        err.print(Panel(ready, expand=False, border_style="green") if err.is_terminal else ready)
         await asyncio.ensure_future(stack.watch())
 
 
-def _panel(target: str, options: StackOptions) -> Panel:
+def _ready(target: str, options: StackOptions) -> Text:
     flags = "" if target == DEFAULT_TARGET else f" --target {target}"
     secret = " --token ..." if options.token else ""
-    lines = Text.assemble(
+    return Text.assemble(
         ("Octavo serves ", "bold"), (options.model, "bold green"), (" on ", "bold"), (target, "bold green"), "\n\n",
         f'octavo generate{flags}{secret} "The capital of France is"\n',
         f"octavo chat{flags}{secret}\n",
         f"octavo top{flags}{secret}\n\n",
         ("Ctrl-C stops it.", "dim"),
     )  # fmt: skip
-    return Panel(lines, expand=False, border_style="green")
