@@ -23,7 +23,7 @@ class SlabOffer:
 
 
 class Attachment:
-    """Mapped slabs. Confined to one thread; views handed out must be dropped before close has any effect on the memory."""
+    """Mapped slabs. Confined to one thread, but for unmap. A slab stays mapped as long as a view of it is in use."""
 
     def __init__(self, handover: Handover, slabs: dict[int, Slab]):
         self._handover = handover
@@ -69,12 +69,18 @@ class Attachment:
 
     def has_generation(self, slab_id: int, offset_bytes: int, length_bytes: int, generation: int) -> bool:
         """Whether every page of a handle's place still belongs to the place that the handle was made for."""
-        slab = self._slabs[slab_id]
+        slab = self._slabs.get(slab_id)
+        if slab is None:
+            return False
         start_page = (offset_bytes - slab.header.data_offset) // PAGE_BYTES
         num_pages = -(-length_bytes // PAGE_BYTES)
         return bool(np.all(slab.generations[start_page : start_page + num_pages] == np.uint64(generation)))
 
+    def unmap(self) -> None:
+        """Gives no more views, so that the memory of a dead store can go. May be called from any thread."""
+        self._slabs = {}
+
     def close(self) -> None:
         """Closes the socket, which tells the store that this client reads and writes no more, and unmaps."""
-        self._slabs.clear()
+        self.unmap()
         self._handover.connection.close()

@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 Transport = Literal["auto", "shm", "inline"]
 _TRANSPORTS = {"auto": pb.TRANSPORT_AUTO, "shm": pb.TRANSPORT_SHM, "inline": pb.TRANSPORT_INLINE}
 CALL_TIMEOUT_S = 5.0
-_ATTACH_TIMEOUT_S = 2.0
 _CLOSE_TIMEOUT_S = 1.0
 
 
@@ -105,7 +104,7 @@ class StoreSession:
         attachment, reason = None, opened.inline_reason
         try:
             if opened.HasField("shm"):
-                attachment = _attach(opened)
+                attachment = _attach(opened, timeout_s)
         except NoSharedMemory as error:
             reason = error.message
         session = cls(stub, opened, metadata, attachment, reason)
@@ -152,9 +151,11 @@ class StoreSession:
         except grpc.RpcError as error:
             log.debug("heartbeat ended: %s", error)
         self.has_ended.set()
+        if self.attachment is not None:
+            self.attachment.unmap()  # the owner may not call for a long time, and would hold a dead store's memory until then
 
 
-def _attach(opened: pb.OpenSessionResponse) -> Attachment:
+def _attach(opened: pb.OpenSessionResponse, timeout_s: float) -> Attachment:
     offer = opened.shm
     if offer.abi != SHM_ABI:
         raise NoSharedMemory(f"the store has shared-memory ABI {offer.abi}, this client {SHM_ABI}")
@@ -163,5 +164,5 @@ def _attach(opened: pb.OpenSessionResponse) -> Attachment:
         HandoverRequest(opened.session_id, offer.ticket),
         [SlabOffer(slab.slab_id, slab.size_bytes, slab.nonce) for slab in offer.slabs],
         epoch=opened.epoch,
-        timeout_s=_ATTACH_TIMEOUT_S,
+        timeout_s=timeout_s,
     )

@@ -49,30 +49,30 @@ def flip_a_bit(store: StoreProcess, number: int) -> None:
 
 @pytest.mark.parametrize("block_bytes", [1, 4096, 4097, MIB, MIB + 1, 737_280])
 @pytest.mark.parametrize("writer", TRANSPORTS)
-def test_a_block_reads_the_same_over_both_transports(store: StoreProcess, writer: Transport, block_bytes: int) -> None:
+def test_a_block_reads_the_same_over_both_transports(empty_store: StoreProcess, writer: Transport, block_bytes: int) -> None:
     blocks = make_blocks(2, block_bytes)
-    with closing(store.client(writer, block_bytes=block_bytes)) as client:
+    with closing(empty_store.client(writer, block_bytes=block_bytes)) as client:
         assert client.save(blocks).num_written == 2
         assert client.transport[0] == writer
 
     for reader in TRANSPORTS:
         into = make_buffers(blocks)
-        with closing(store.client(reader, block_bytes=block_bytes)) as client:
+        with closing(empty_store.client(reader, block_bytes=block_bytes)) as client:
             report = client.load(into, 10.0)
         assert (report.num_loaded, report.num_by_tier, report.reason) == (2, {"shm": 2}, "")
         assert [bytes(data) for _, data in into] == [bytes(data) for _, data in blocks]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_loading_stops_at_the_first_block_that_is_not_there(store: StoreProcess, transport: Transport) -> None:
+def test_loading_stops_at_the_first_block_that_is_not_there(empty_store: StoreProcess, transport: Transport) -> None:
     blocks = make_blocks(4, 4096)
-    with closing(store.client(transport)) as client:
+    with closing(empty_store.client(transport)) as client:
         client.save([blocks[0], blocks[1], blocks[3]])
 
         report = client.load(make_buffers(blocks), 5.0)
 
     assert (report.num_loaded, report.reason) == (2, "not in the store")
-    assert store.stats().tiers[0].num_leased_blocks == 0
+    assert empty_store.stats().tiers[0].num_leased_blocks == 0
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -124,8 +124,8 @@ def test_a_wrong_suspicion_drops_nothing(store: StoreProcess) -> None:
     assert store.stats().num_checksum_mismatches == 0
 
 
-def test_bytes_that_changed_before_their_commit_are_rejected(store: StoreProcess) -> None:
-    with closing(open_session(store)) as session:
+def test_bytes_that_changed_before_their_commit_are_rejected(empty_store: StoreProcess) -> None:
+    with closing(open_session(empty_store)) as session:
         reserved = session.stub.ReserveBlocks(
             pb.ReserveBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[key(1)])
         )
@@ -135,13 +135,13 @@ def test_bytes_that_changed_before_their_commit_are_rejected(store: StoreProcess
             pb.CommitBlocksRequest(session_id=session.session_id, epoch=session.epoch, commits=[commit, commit])
         )
     assert list(committed.statuses) == [pb.BLOCK_STATUS_REJECTED] * 2
-    assert store.stats().tiers[0].used_bytes == 0
+    assert empty_store.stats().tiers[0].used_bytes == 0
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_the_store_evicts_the_oldest_to_make_room(store: StoreProcess, transport: Transport) -> None:
+def test_the_store_evicts_the_oldest_to_make_room(empty_store: StoreProcess, transport: Transport) -> None:
     blocks = make_blocks(6, MIB // 2 + 1)
-    with closing(store.client(transport, block_bytes=MIB // 2 + 1)) as client:
+    with closing(empty_store.client(transport, block_bytes=MIB // 2 + 1)) as client:
         for block in blocks:
             assert client.save([block]).num_written == 1
         for block in make_blocks(4, MIB // 2 + 1, first=100):
@@ -151,11 +151,11 @@ def test_the_store_evicts_the_oldest_to_make_room(store: StoreProcess, transport
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_store_full_of_held_blocks_refuses_writes_and_goes_on_serving(store: StoreProcess, transport: Transport) -> None:
+def test_a_store_full_of_held_blocks_refuses_writes_and_goes_on_serving(empty_store: StoreProcess, transport: Transport) -> None:
     blocks = make_blocks(3, MIB)
     degraded = DegradedPaths()
-    with closing(open_session(store, block_bytes=MIB)) as holder, closing(
-        store.client(transport, block_bytes=MIB, degraded=degraded)
+    with closing(open_session(empty_store, block_bytes=MIB)) as holder, closing(
+        empty_store.client(transport, block_bytes=MIB, degraded=degraded)
     ) as client:  # fmt: skip
         assert client.save(blocks).num_written == 3
         request = pb.AcquireBlocksRequest(session_id=holder.session_id, epoch=holder.epoch, keys=[key for key, _ in blocks])
@@ -206,9 +206,9 @@ def test_a_stalled_store_costs_a_client_its_timeout_and_no_more(store: StoreProc
     ],
 )
 def test_chunks_that_are_no_blocks_are_refused_and_leave_nothing(
-    store: StoreProcess, chunks: list[dict[str, object]], message: str
+    empty_store: StoreProcess, chunks: list[dict[str, object]], message: str
 ) -> None:
-    with closing(open_session(store, "inline")) as session:
+    with closing(open_session(empty_store, "inline")) as session:
         requests = [
             pb.PutBlocksRequest(session_id=session.session_id, epoch=session.epoch, **chunk)  # type: ignore[arg-type]
             for chunk in chunks
@@ -216,11 +216,11 @@ def test_chunks_that_are_no_blocks_are_refused_and_leave_nothing(
         error = error_of(lambda: session.stub.PutBlocks(iter(requests), timeout=5))
         assert isinstance(error, InvalidParameter)
         assert error.message.startswith(message)
-        assert store.stats().tiers[0].used_bytes == 0
+        assert empty_store.stats().tiers[0].used_bytes == 0
 
 
-def test_a_block_larger_than_a_slab_is_refused_with_the_setting(store: StoreProcess) -> None:
-    with closing(store.client("shm", block_bytes=64 * MIB)) as client:
+def test_a_block_larger_than_a_slab_is_refused_with_the_setting(empty_store: StoreProcess) -> None:
+    with closing(empty_store.client("shm", block_bytes=64 * MIB)) as client:
         report = client.save(make_blocks(1, 64 * MIB))
 
     assert report.num_failed == 1
@@ -228,8 +228,8 @@ def test_a_block_larger_than_a_slab_is_refused_with_the_setting(store: StoreProc
     assert "--slab-bytes" in report.reason
 
 
-def test_a_buffer_of_the_wrong_size_is_the_callers_bug(store: StoreProcess) -> None:
-    with closing(store.client()) as client, pytest.raises(ValueError, match="4096 bytes"):
+def test_a_buffer_of_the_wrong_size_is_the_callers_bug(empty_store: StoreProcess) -> None:
+    with closing(empty_store.client()) as client, pytest.raises(ValueError, match="4096 bytes"):
         client.save([(key(1), memoryview(bytes(4095)))])
 
 
