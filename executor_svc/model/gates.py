@@ -10,7 +10,7 @@ from common.errors import ModelRefused
 
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _INDEXER_ATTRIBUTES = ("index_topk", "index_n_heads", "index_head_dim")
-_RECURRENT_ATTRIBUTES = ("ssm_state_size", "mamba_d_state", "mamba_expand", "linear_num_key_heads", "conv_L_cache", "state_size")
+_RECURRENT_ATTRIBUTES = ("ssm_state_size", "mamba_d_state", "mamba_expand", "linear_num_key_heads", "state_size")
 
 
 def default_max_model_len(config: Any) -> int:

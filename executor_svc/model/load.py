@@ -121,7 +121,7 @@ def load_model(
     with torch.inference_mode(False), torch.no_grad():
         if load_format == "random":
             with clock.phase("random_weights"):
-                module = build_random(config, torch_dtype, seed)
+                module = _build_random(folder, config, torch_dtype, seed)
                 digest = blake3.blake3(json.dumps(config.to_dict(), sort_keys=True, default=str).encode() + b"%d" % seed).digest()
         else:
             with clock.phase("read_weights"):
@@ -199,6 +199,15 @@ def _model_len(config: Any, asked: int | None) -> int:
     if not 0 < asked <= own:
         raise StartupError(f"max_model_len: {asked} is out of range 1..{own}, the model's own context")
     return asked
+
+
+def _build_random(folder: Path, config: Any, dtype: torch.dtype, seed: int) -> nn.Module:
+    try:
+        return build_random(config, dtype, seed)
+    except Exception as error:
+        raise ModelRefused(
+            f"{folder / 'config.json'}: transformers cannot build a causal language model of it: {error}"
+        ) from error
 
 
 def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> nn.Module:
