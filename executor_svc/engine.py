@@ -1,6 +1,7 @@
 """Start-up: from settings to a runner that has run. Knows every part of the executor and the order in which they are made."""
 
 import logging
+import mmap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,8 +33,8 @@ from octavo.executor.v1 import executor_service_pb2 as pb
 
 log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 2.0
+DEFAULT_KV_BYTES = 1 << 30
 DEFAULT_KV_SHARE = 4
-DEFAULT_KV_LIMIT_BYTES = 4 << 30
 KV_LAYOUT_VERSION = "block-major/1"
 
 
@@ -98,8 +99,10 @@ def build_engine(
         sampler=Sampler(model.vocab_size),
         limits=limits,
     )
+    resident_bytes = _resident_bytes()
     with phases.timed("warm_up"):
         _warm_up(runner, limits)
+    scratch_bytes = max(0, _resident_bytes() - resident_bytes)
     fingerprint = kv_fingerprint(
         {
             **model.fingerprint_parts,
@@ -122,7 +125,7 @@ def build_engine(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         vocab_size=limits.vocab_size,
-        memory_bytes={"weights": _weight_bytes(model), "kv_pool": pool.num_bytes},
+        memory_bytes={"weights": _weight_bytes(model), "kv_pool": pool.num_bytes, "scratch": scratch_bytes},
         kv_transport=transport,
         kv_transport_reason=reason,
         startup_phases=[pb.Phase(name=name, seconds=seconds) for name, seconds in phases.seconds(model.phases)],
@@ -171,7 +174,8 @@ def _allocate_pool(settings: ExecutorSettings, model: LoadedModel) -> KvPool:
     """The pool that the settings ask for, if the memory is there."""
     bytes_per_block = block_bytes(model.layer_specs, settings.block_size, model.dtype)
     available = available_memory_bytes()
-    wanted = settings.kv_memory_bytes or min(available // DEFAULT_KV_SHARE, DEFAULT_KV_LIMIT_BYTES)
+    longest = -(-model.max_model_len // settings.block_size) * bytes_per_block
+    wanted = settings.kv_memory_bytes or min(available // DEFAULT_KV_SHARE, max(DEFAULT_KV_BYTES, longest))
     num_blocks = settings.num_blocks or wanted // bytes_per_block
     if num_blocks < 1:
         raise StartupError(f"a KV pool of {wanted:,} bytes holds no block of {bytes_per_block:,} bytes: raise --kv-memory-bytes")
@@ -219,6 +223,11 @@ def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: KvPool)
     )
     store.connect(CONNECT_TIMEOUT_S)
     return store
+
+
+def _resident_bytes() -> int:
+    """Memory of this process that is not swapped out."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def _weight_bytes(model: LoadedModel) -> int:

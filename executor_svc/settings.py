@@ -36,7 +36,9 @@ class ExecutorSettings(ServiceSettings):
     backend: Literal["auto", "cpu", "torch"] = Field("auto", description="attention kernels; auto: cpu")
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
     num_blocks: int = Field(0, ge=0, description="KV blocks; 0: as many as kv_memory_bytes holds")
-    kv_memory_bytes: int = Field(0, ge=0, description="KV pool; 0: a quarter of the memory that is free, at most 4 GiB")
+    kv_memory_bytes: int = Field(
+        0, ge=0, description="KV pool; 0: 1 GiB or one longest sequence if that is more, at most a quarter of the free memory"
+    )
     max_num_seqs: int = Field(256, ge=1, le=4096, description="most sequences at once")
     max_num_batched_tokens: int = Field(512, ge=1, le=65536, description="most tokens of one step, decodes and chunks together")
     max_model_len: int = Field(0, ge=0, description="longest sequence; 0: the model's own limit")
