@@ -19,8 +19,9 @@ def test_every_degraded_path_is_on_the_page_and_no_other() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == in_code
 
 
-def test_every_metric_of_the_scheduler_is_on_the_page() -> None:
-    in_code = set(re.findall(r'"(octavo_\w+)"', (ROOT / "scheduler_svc" / "metrics.py").read_text()))
+def test_every_metric_is_on_the_page() -> None:
+    sources = [(ROOT / service / "metrics.py").read_text() for service in ("scheduler_svc", "executor_svc")]
+    in_code = {name for source in sources for name in re.findall(r'"(octavo_\w+)"', source)}
     section = PAGE.read_text().partition("## Metrics")[2].partition("\n## ")[0]
     on_page = {name.removesuffix("_total") for name in re.findall(r"`(octavo_\w+)", section)}
 
