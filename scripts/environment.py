@@ -147,7 +147,7 @@ def stamp_of(gpu: bool) -> str:
     digest = hashlib.sha256()
     for path in (ROOT / "pyproject.toml", Path(__file__)):
         digest.update(path.read_bytes())
-    digest.update(f"{ROOT} {sys.version} {gpu}".encode())
+    digest.update(f"{ROOT} {sys.version_info[:2]} {gpu}".encode())
     return digest.hexdigest()
 
 
@@ -222,13 +222,13 @@ def set_up() -> None:
 
 
 def is_sound(python: Path) -> bool:
-    """Whether .venv's Python starts, is of this version and has pip; a moved or half-made one is made anew."""
-    script = "import pip, sys; print(sys.version)"
+    """Whether .venv's Python starts, has this one's minor version and pip; a moved or half-made one is made anew."""
+    script = "import pip, sys; print(*sys.version_info[:2])"
     try:
         done = subprocess.run([str(python), "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
         return False
-    return done.returncode == 0 and done.stdout.strip() == sys.version
+    return done.returncode == 0 and done.stdout.split() == [str(number) for number in sys.version_info[:2]]
 
 
 def main() -> int:
