@@ -319,14 +319,14 @@ class ExecutorDriver:
             asyncio.get_running_loop().call_later(delay_s + 0.001, self._expire)
         self._pump_soon()
 
-    def release_waiting(self) -> list[Generation]:
-        """Takes out the requests that never ran, for another executor."""
+    def release_all(self) -> list[Generation]:
+        """Takes out every request with the tokens it has, for another executor."""
         released = []
-        for request in self.scheduler.drain() if self.scheduler is not None else []:
-            generation = self.generations.get(request.request_id)
-            if generation is not None:
-                self._forget(generation)
-                released.append(generation)
+        for request in self.scheduler.evacuate() if self.scheduler is not None else []:
+            generation = self.generations[request.request_id]
+            self._forget(generation)
+            generation.request = request
+            released.append(generation)
         return released
 
     def cancel(self, generation: Generation, error: OctavoError) -> None:

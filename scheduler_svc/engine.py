@@ -260,7 +260,7 @@ class Engine:
             timer.cancel()
         for other in self.drivers:
             if not other.is_connected:
-                self._move_waiting(other)
+                self._move_from(other)
         try:
             await session
         finally:
@@ -269,19 +269,20 @@ class Engine:
             log.warning("executor %s: lost with %d requests", driver.address, len(driver.generations))
             if not any(d.is_connected for d in self.drivers):
                 self._connected.clear()
-            self._move_waiting(driver)
+            self._move_from(driver)
             self._give_up_timers[driver.address] = asyncio.get_running_loop().call_later(
                 self._config.executor_lost_timeout_s, self._give_up, driver
             )
 
-    def _move_waiting(self, source: ExecutorDriver) -> None:
-        """Requests that never ran need not wait for a lost executor."""
+    def _move_from(self, source: ExecutorDriver) -> None:
+        """Requests of a lost executor go on elsewhere, if there is anybody else."""
         if not any(driver.is_connected for driver in self.drivers if driver is not source):
             return
-        for generation in source.release_waiting():
+        for generation in source.release_all():
             try:
                 self._choose(generation).adopt(generation)
             except OctavoError as error:
+                log.warning("request %s cannot move from %s: %s", generation.request.request_id, source.address, error.message)
                 generation.output.fail(error)
                 self._on_end(generation)
 

@@ -46,7 +46,8 @@ class Generation:
     """One request from its arrival to its end.
 
     Attributes:
-        seq_ids: of its samples at the present executor, in order of index; empty before it is queued there.
+        request: at the present executor; after a move it carries what was drawn before.
+        seq_ids: of its live samples at the present executor, in order of index; empty before it is queued there.
         admitted_at_s, first_token_at_s, ended_at_s: on the engine's clock; None: not yet.
         cached_tokens_by_tier: prompt tokens that were not computed for it.
         is_cancelled: ended by the client.

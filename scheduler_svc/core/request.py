@@ -52,6 +52,7 @@ class Request:
         n: number of parallel samples.
         arrival_s: on the scheduler's clock.
         queue_deadline_s: latest time to be admitted to the batch; None: no limit.
+        generated: what another executor drew of each sample before; None for a sample that has ended. Empty: nothing yet.
     """
 
     request_id: RequestId
@@ -62,6 +63,7 @@ class Request:
     arrival_s: float
     n: int = 1
     queue_deadline_s: float | None = None
+    generated: tuple[tuple[int, ...] | None, ...] = ()
 
 
 class FinishReason(enum.Enum):

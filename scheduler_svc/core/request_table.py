@@ -45,21 +45,24 @@ class RequestTable:
             raise DuplicateRequest(f"request_id: {request_id!r} is in use", metadata={"requestId": request_id})
 
     def add(self, request: Request) -> RequestState:
-        """Takes in a request whose id is new, with its n samples."""
+        """Takes in a request whose id is new, with those of its n samples that have not ended."""
         keys = chain_keys(request.root_key, request.prompt_token_ids, self._block_size) if self._is_keyed else []
         state = RequestState(request, [], keys)
         self._live[request.request_id] = state
         self._ended.pop(request.request_id, None)
         self._num_arrivals += 1
-        for index in range(request.n):
+        for index, generated in enumerate(request.generated or ((),) * request.n):
+            if generated is None:
+                continue
             self._num_sequences += 1
+            token_ids = [*request.prompt_token_ids, *generated]
             sequence = Sequence(
                 seq_id=SeqId(self._num_sequences),
                 request=request,
                 index=index,
                 order=(self._num_arrivals, index),
-                token_ids=list(request.prompt_token_ids),
-                keys=list(keys),
+                token_ids=token_ids,
+                keys=chain_keys(request.root_key, token_ids, self._block_size) if generated and self._is_keyed else list(keys),
                 is_keyed=self._is_keyed,
                 table=BlockTable(self._block_size),
                 max_known_tokens=len(request.prompt_token_ids) + request.stop.max_tokens,

@@ -13,6 +13,7 @@ What runs: step_planner.py. Who holds which blocks: running_set.py, block_pool.p
 
 from collections import Counter
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from common.errors import KvPoolTooSmall
 from common.ids import BlockKey, RequestId, SeqId
@@ -61,7 +62,7 @@ class Scheduler:
         """Queues a request.
 
         Returns:
-            The ids of its n samples, in order of index. All of them appear in updates.
+            The ids of its samples that have not ended, in order of index. All of them appear in updates.
 
         Raises:
             QueueFull: the queue is at one of its bounds; retry_after_s is set.
@@ -269,6 +270,18 @@ class Scheduler:
             for sequence in list(state.sequences):
                 self._end(sequence)
         return [state.request for state in states]
+
+    def evacuate(self) -> list[Request]:
+        """Takes out all requests, in order, with the tokens they have, so that another executor can go on with them."""
+        requests = []
+        for state in self._requests:
+            generated: list[tuple[int, ...] | None] = [None] * state.request.n
+            for sequence in list(state.sequences):
+                generated[sequence.index] = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+                self._end(sequence)
+            deadline_s = state.request.queue_deadline_s if state.is_queued else None  # of the first place in a batch
+            requests.append(replace(state.request, generated=tuple(generated), queue_deadline_s=deadline_s))
+        return requests
 
     @property
     def has_work(self) -> bool:

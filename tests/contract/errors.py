@@ -22,7 +22,7 @@ class Seen:
         """Of the one ErrorInfo."""
         assert len(self.infos) == 1, f"{len(self.infos)} ErrorInfo in {self}"
         assert self.infos[0].domain == "octavo"
-        return self.infos[0].reason
+        return str(self.infos[0].reason)
 
 
 def seen(error: grpc.aio.AioRpcError) -> Seen:

@@ -247,8 +247,8 @@ class FakeExecutorProcess:
     async def start(self) -> None:
         """Listens."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        pb_grpc.add_ExecutorServiceServicer_to_server(FakeExecutorServicer(self.executor), self._server)
-        kvstore_pb_grpc.add_KvStoreServiceServicer_to_server(FakeStoreServicer(self.executor), self._server)
+        pb_grpc.add_ExecutorServiceServicer_to_server(FakeExecutorServicer(self.executor), self._server)  # type: ignore[abstract]
+        kvstore_pb_grpc.add_KvStoreServiceServicer_to_server(FakeStoreServicer(self.executor), self._server)  # type: ignore[abstract]
         self._server.add_insecure_port(self.target)
         await self._server.start()
 

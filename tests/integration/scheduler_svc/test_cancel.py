@@ -6,6 +6,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from common.ids import RequestId
 from octavo.scheduler.v1 import inference_service_pb2 as pb
 from tests.integration.scheduler_svc.conftest import Serve, stream_tokens, tokens_request, until
 from tests.integration.scheduler_svc.fake_executor import continuation
@@ -35,7 +36,7 @@ async def test_client_goes_away(serve: Serve, phase: str, how: str) -> None:
             )
             reader = asyncio.create_task(call.read())
             await until(lambda: len(driver.generations) == 2)
-            victim = driver.generations["victim"]  # type: ignore[index]
+            victim = driver.generations[RequestId("victim")]
             if phase != "queued":
                 await until(lambda: driver.stats().num_running_requests == 2, served.fake.gate.let_one_through)
             if phase == "decode":

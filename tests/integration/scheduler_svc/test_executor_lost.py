@@ -46,7 +46,7 @@ async def test_after_the_timeout_the_request_fails_and_says_how_far_it_came(serv
         assert served.app.engine.num_open_requests == 0
 
 
-async def test_requests_that_never_ran_move_to_another_executor(serve: Serve) -> None:
+async def test_requests_move_to_the_one_executor_that_is_left(serve: Serve) -> None:
     async with serve(num_executors=2, info={"max_num_seqs": 1}) as served:
         first, second = served.app.engine.drivers
         await until(lambda: first.is_connected and second.is_connected)
@@ -57,10 +57,28 @@ async def test_requests_that_never_ran_move_to_another_executor(serve: Serve) ->
         await until(lambda: first.stats().num_running_requests + second.stats().num_running_requests == 2)
         served.executors[1].executor.gate.set()
         await served.executors[0].kill()
-        await until(lambda: len(first.generations) == 1 and not second.generations)
-        served.executors[0].executor.gate.set()
-        await served.executors[0].start()
         assert await asyncio.gather(*streams) == [continuation([*PROMPT, i], 10) for i in range(6)]
+        served.check_integrity()
+
+
+async def test_requests_that_ran_go_on_elsewhere_with_the_same_tokens(serve: Serve) -> None:
+    async with serve(num_executors=2, max_chunk_tokens=8) as served:
+        first, second = served.app.engine.drivers
+        await until(lambda: first.is_connected and second.is_connected)
+        requests = [tokens_request([*PROMPT, i], 60, n=2) for i in range(6)]
+        requests[0].stopping.stop_token_ids.append(continuation([*PROMPT, 0], 5)[4])  # its samples end early
+        for process in served.executors:
+            process.executor.gate.clear()
+        streams = [asyncio.create_task(stream_tokens(served, request)) for request in requests]
+        await until(lambda: len(first.generations) > 1 and len(second.generations) > 1)
+        await until(lambda: first.totals.num_steps > 20, served.fake.gate.let_one_through)
+        served.executors[1].executor.gate.set()
+        await served.executors[0].kill()
+        answers = await asyncio.gather(*streams)
+        for i, answer in enumerate(answers):
+            expected = continuation([*PROMPT, i], 60)
+            assert answer == (expected if i else expected[: expected.index(expected[4]) + 1])
+        assert second.totals.num_steps > 0 and not first.generations
         served.check_integrity()
 
 

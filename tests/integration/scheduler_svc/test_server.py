@@ -7,6 +7,7 @@ import socket
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -22,28 +23,28 @@ from octavo.scheduler.v1 import inference_service_pb2_grpc
 from scheduler_svc.app import running_app
 from scheduler_svc.service import SERVICES
 from scheduler_svc.settings import SchedulerSettings
-from tests.integration.scheduler_svc.conftest import Serve, Served, stream_tokens, tokens_request, until
+from tests.integration.scheduler_svc.conftest import Serve, stream_tokens, tokens_request, until
 from tests.integration.scheduler_svc.fake_executor import FakeExecutor, FakeExecutorProcess, continuation, fake_info
 
 PROMPT = [5, 6, 7, 8]
 
 
-async def health(served: Served, service: str = "") -> "health_pb2.HealthCheckResponse.ServingStatus":
-    stub = health_pb2_grpc.HealthStub(served.channel)
-    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+async def health(channel: grpc.aio.Channel, service: str = "") -> int:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
 
 
 async def test_health_answers_for_every_service_and_says_when_it_drains(serve: Serve) -> None:
     async with serve(token="secret") as served:  # probes need no token
         for name in ("", *SERVICES):
-            assert await health(served, name) == health_pb2.HealthCheckResponse.SERVING
+            assert await health(served.channel, name) == health_pb2.HealthCheckResponse.SERVING
         await served.app.drain()
-        assert await health(served) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await health(served.channel) == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_reflection_knows_every_service(serve: Serve) -> None:
     async with serve() as served:
-        stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(served.channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         call = stub.ServerReflectionInfo(iter([request]))
         names = {service.name for service in (await call.read()).list_services_response.service}
@@ -132,10 +133,10 @@ async def test_sigterm_lets_running_requests_finish_and_exits_0(tmp_path: Path, 
             stub = inference_service_pb2_grpc.InferenceServiceStub(channel)
             call = stub.StreamGenerate(pb.StreamGenerateRequest(generation=tokens_request(PROMPT, 50)), wait_for_ready=True)
             first = await call.read()
+            assert isinstance(first, pb.StreamGenerateResponse)
             fake.gate.clear()
             process.send_signal(signal.SIGTERM)
-            health_stub = health_pb2_grpc.HealthStub(channel)
-            while (await health_stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING:
+            while await health(channel) == health_pb2.HealthCheckResponse.SERVING:
                 pass
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Generate(tokens_request(PROMPT, 5))

@@ -10,7 +10,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 def run(texts: list[str], stop: list[str], *, keep: bool = False) -> tuple[list[str], str | None]:
     """The pieces that went out, and the match."""
     matcher = StopMatcher(StopPatterns(stop, keep=keep))
-    out = []
+    out: list[str] = []
     for text in texts:
         found = matcher.push(text)
         if isinstance(found, StopMatch):
