@@ -6,16 +6,14 @@ import logging
 import secrets
 from collections.abc import Coroutine
 
-from prometheus_client import start_http_server
-
 from common.clock import Clock, MonotonicClock
 from common.degraded import DegradedPaths
-from common.errors import StartupError
 from common.ids import Epoch
 from common.rpc.channel import MAX_MESSAGE_BYTES
 from common.rpc.server import RpcServer
 from kvstore_svc.core.block_store import BlockStore
 from kvstore_svc.handover import HandoverServer
+from kvstore_svc.metrics import serve_metrics
 from kvstore_svc.service import KvStoreService
 from kvstore_svc.settings import KvStoreSettings
 from kvstore_svc.tiers.shm import ShmTier, create_slabs
@@ -51,7 +49,7 @@ async def serve(settings: KvStoreSettings) -> None:
         closing.push_async_callback(tiers.close)
         service = KvStoreService(tiers, handover, clock, session_ttl_s=settings.session_ttl_s, heartbeat_s=settings.heartbeat_s)
         pb_grpc.add_KvStoreServiceServicer_to_server(service, rpc.grpc)
-        _serve_metrics(settings.metrics_listen)
+        serve_metrics(settings.metrics_listen, tiers)
         background = asyncio.create_task(
             _in_background(handover.serve(shm.store, shm.fds), _expire_forever(shm.store, clock, settings.heartbeat_s))
         )
@@ -87,13 +85,3 @@ async def _expire_forever(store: BlockStore, clock: Clock, every_s: float) -> No
                 )
             else:
                 log.warning("session of %s: no sign of life, fenced", session.client_id)
-
-
-def _serve_metrics(listen: str) -> None:
-    if not listen:
-        return
-    host, _, port = listen.rpartition(":")
-    try:
-        start_http_server(int(port), host or "127.0.0.1")
-    except (OSError, ValueError) as error:
-        raise StartupError(f"--metrics-listen {listen}: {error}") from error

@@ -64,10 +64,15 @@ class HandoverServer:
         """
         if len(os.fsencode(self.path)) > 107:
             raise StartupError(f"--shm-socket {self.path}: a unix socket path has at most 107 bytes")
-        self._lock = lock_socket(self.path)
-        folder = self.path.parent.stat()
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = self.path.parent.stat()
+        except OSError as error:
+            raise StartupError(f"--shm-socket {self.path}: {error}") from error
+        # First of all: in another user's folder even the lock file may be a trap.
         if folder.st_uid not in (os.getuid(), 0) or (folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX):
             raise StartupError(f"--shm-socket {self.path}: its folder belongs to another user or can be written by everybody")
+        self._lock = lock_socket(self.path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         try:

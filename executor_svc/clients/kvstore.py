@@ -65,10 +65,11 @@ class BlockStoreClient:
 
     @property
     def transport(self) -> tuple[str, str]:
-        """("shm" | "inline" | "none", why it is not shared memory)."""
-        if self._session is None:
+        """("shm" | "inline" | "none", why it is not shared memory). May be read from any thread."""
+        session = self._session
+        if session is None:
             return "none", self._reason
-        return ("shm", "") if self._session.attachment is not None else ("inline", self._session.inline_reason)
+        return ("shm", "") if session.attachment is not None else ("inline", session.inline_reason)
 
     def connect(self, timeout_s: float) -> None:
         """Opens a session, so that transport says how blocks will travel; a store that is not there is found later."""

@@ -5,6 +5,7 @@ Says on standard output where it is, and goes on with each line on standard inpu
 
 import itertools
 import sys
+from collections.abc import Iterator
 
 import grpc
 
@@ -12,7 +13,7 @@ from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity, sync_channel
 from common.rpc.status import from_rpc_error
 from common.shm.checksum import checksum
-from executor_svc.clients.kvstore_session import SessionSpec, StoreSession
+from executor_svc.clients.kvstore_session import SessionSpec, StoreSession, Transport
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 
 BLOCK_BYTES = 4096
@@ -43,9 +44,18 @@ def commit(session: StoreSession, handle: pb.BlockHandle, view: memoryview) -> N
     )
 
 
+def half_a_block(session: StoreSession) -> Iterator[pb.PutBlocksRequest]:
+    yield pb.PutBlocksRequest(
+        session_id=session.session_id, epoch=session.epoch, key=b"k" * 32, block_bytes=BLOCK_BYTES, checksum=b"c" * 16, data=b"x"
+    )
+    say("ready")
+    sys.stdin.readline()
+
+
 def main() -> None:
     address, phase = sys.argv[1:]
-    spec = SessionSpec("victim", b"f" * 32, BLOCK_BYTES, "shm", ChannelSecurity())
+    transport: Transport = "inline" if phase == "putting" else "shm"
+    spec = SessionSpec("victim", b"f" * 32, BLOCK_BYTES, transport, ChannelSecurity())
     session = StoreSession.open(sync_channel(Address(address)), spec, 10.0)
     match phase:
         case "reserving":
@@ -67,6 +77,8 @@ def main() -> None:
             request = pb.AcquireBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[(1).to_bytes(32, "big")])
             list(session.stub.AcquireBlocks(request, timeout=5))
             say("ready")
+        case "putting":
+            session.stub.PutBlocks(half_a_block(session))
         case "sleeping":
             handle = reserve(session, 1)
             say("ready")

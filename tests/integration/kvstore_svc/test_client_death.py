@@ -1,6 +1,8 @@
 """A client that dies or sleeps harms nobody: what it held comes back, what it may still write is given to nobody."""
 
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 
@@ -23,6 +25,29 @@ def test_what_a_killed_client_held_comes_back_at_once(store: StoreProcess, phase
         assert tier.num_leased_blocks == 0
         assert tier.used_bytes == 4096 * tier.num_blocks
         assert tier.num_blocks == (1 if phase == "reading" else 0)
+
+
+def test_a_block_that_was_half_sent_inline_leaves_nothing(store: StoreProcess) -> None:
+    with closing(Victim(store, "putting")) as victim:
+        wait_until(lambda: store.stats().tiers[0].num_leased_blocks == 1)
+
+        victim.send(signal.SIGKILL)
+
+        wait_until(lambda: store.stats().tiers[0].used_bytes == 0)
+
+
+def test_a_client_in_other_namespaces_maps_the_slabs_and_its_death_is_seen(store: StoreProcess) -> None:
+    """As in containers that share the sockets' folder and nothing else."""
+    unshare = ["unshare", "--user", "--map-current-user", "--ipc", "--net", "--uts", "--pid", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us make namespaces")
+    with closing(Victim(store, "reading", prefix=unshare)) as victim:
+        assert store.stats().tiers[0].num_leased_blocks == 1
+
+        victim.send(signal.SIGKILL)
+
+        wait_until(lambda: not store.stats().sessions)
+        assert store.stats().tiers[0].num_leased_blocks == 0
 
 
 def test_a_sleeping_client_is_fenced_and_its_late_write_reaches_nobody(start_store: Callable[..., StoreProcess]) -> None:

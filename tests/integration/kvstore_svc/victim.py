@@ -3,15 +3,22 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from tests.integration.kvstore_svc.store_process import TIMEOUT_S, StoreProcess
 
 
 class Victim:
-    """Runs client_process in a phase, up to the point where it says that it is ready."""
+    """Runs client_process in a phase, up to the point where it says that it is ready.
 
-    def __init__(self, store: StoreProcess, phase: str):
-        command = [sys.executable, "-m", "tests.integration.kvstore_svc.client_process", store.address.target, phase]
+    Args:
+        store: of which it is a client.
+        phase: see client_process.
+        prefix: a command to run it with.
+    """
+
+    def __init__(self, store: StoreProcess, phase: str, prefix: Sequence[str] = ()):
+        command = [*prefix, sys.executable, "-m", "tests.integration.kvstore_svc.client_process", store.address.target, phase]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.hear() == "ready"
 
