@@ -65,6 +65,7 @@ def engine_config(settings: SchedulerSettings) -> EngineConfig:
         run_ahead=settings.run_ahead,
         executor_wait_s=settings.executor_wait_s,
         executor_lost_timeout_s=settings.executor_lost_timeout_s,
+        step_timeout_s=settings.step_timeout_s,
         store_lookup_timeout_s=settings.store_lookup_timeout_s,
         store_load_timeout_s=settings.store_load_timeout_s,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.errors import ExecutorLost, OctavoError, QueueTimeout
+from common.errors import ExecutorLost, OctavoError, QueueTimeout, Unavailable
 from common.ids import ExecutorId, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
@@ -44,6 +44,7 @@ class EngineConfig:
     run_ahead: int = 2
     executor_wait_s: float = 2.0
     executor_lost_timeout_s: float = 30.0
+    step_timeout_s: float = 300.0
     store_lookup_timeout_s: float = 0.05
     store_load_timeout_s: float = 2.0
 
@@ -65,6 +66,7 @@ class ExecutorDriver:
         scheduler: the core; None before the first session.
         is_connected: a session is open.
         generations: all requests that are here, by id.
+        problem: why there is no session, for people.
 
     Args:
         on_end: called once for every generation that ends here.
@@ -84,6 +86,7 @@ class ExecutorDriver:
         self.scheduler: Scheduler | None = None
         self.generations: dict[RequestId, Generation] = {}
         self.totals = StepTotals()
+        self.problem = "not tried yet"
         self._config = config
         self._clock = clock
         self._store = store
@@ -97,6 +100,7 @@ class ExecutorDriver:
         self._outstanding: deque[tuple[int, int]] = deque()
         self._step_offset: int | None = None
         self._num_saves = 0
+        self._watchdog: asyncio.Timeout | None = None
         self._num_arriving_tokens = 0  # prompt tokens of requests that are being looked up
         self._is_pump_due = False
 
@@ -129,9 +133,16 @@ class ExecutorDriver:
         """Drives the executor until its session ends; then every running sequence waits for the next one."""
         self._open(link)
         try:
-            async for event in link.events():
-                self._handle(event)
+            async with asyncio.timeout(None) as self._watchdog:
+                self._watch()
+                async for event in link.events():
+                    self._handle(event)
+        except TimeoutError:
+            raise Unavailable(
+                f"executor {self.address}: no result of a step within {self._config.step_timeout_s:.0f} s"
+            ) from None
         finally:
+            self._watchdog = None
             self._link = None
             self._outstanding.clear()
             if self.scheduler is not None:
@@ -173,6 +184,13 @@ class ExecutorDriver:
                 raise OctavoError(f"executor {self.address}: unexpected event {other}")
         self._pump()
 
+    def _watch(self) -> None:
+        """An executor that owes a result and says nothing is lost after a while; one that owes nothing may be silent."""
+        if self._watchdog is not None:
+            is_due = len(self._outstanding) > 0
+            loop = asyncio.get_running_loop()
+            self._watchdog.reschedule(loop.time() + self._config.step_timeout_s if is_due else None)
+
     # Steps
 
     def _pump(self) -> None:
@@ -191,6 +209,7 @@ class ExecutorDriver:
             self._outstanding.append((plan.step_id, num_prefill_tokens))
             for sequence in plan.new_sequences:
                 self._note_admitted(sequence.seq_id)
+            self._watch()
         if self._num_saves < _MAX_SAVES and (save := self.scheduler.take_saves(_MAX_BLOCKS_PER_SAVE)) is not None:
             self._num_saves += 1
             self._link.send(convert.save_command(save))
@@ -212,6 +231,7 @@ class ExecutorDriver:
         step_id, num_prefill_tokens = self._outstanding.popleft() if self._outstanding else (None, 0)
         if step_id is None or step_id - (self._step_offset or 0) != result.step_id:
             raise OctavoError(f"executor {self.address}: result of step {result.step_id} out of order")
+        self._watch()
         timings = result.timings
         self.totals.num_steps += 1
         self.totals.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s

@@ -30,7 +30,7 @@ from scheduler_svc.generation import Generation, Output
 log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 2.0
+_MAX_BACKOFF_S = 1.0
 
 
 @dataclass(slots=True)
@@ -130,8 +130,8 @@ class Engine:
             async with asyncio.timeout(self._config.executor_wait_s):
                 await self._connected.wait()
         except TimeoutError:
-            addresses = ", ".join(driver.address for driver in self.drivers) or "none configured"
-            raise NoExecutor(f"no executor is connected ({addresses})", retry_after_s=1.0) from None
+            reasons = "; ".join(f"{driver.address}: {driver.problem}" for driver in self.drivers) or "none is configured"
+            raise NoExecutor(f"no executor is connected ({reasons})", retry_after_s=1.0) from None
         assert self.model is not None
         return self.model
 
@@ -232,6 +232,7 @@ class Engine:
                 finally:
                     await link.close()
             except OctavoError as error:
+                driver.problem = error.message
                 self.degraded.note("executor_unavailable", f"{driver.address}: {error.message}")
             except Exception:
                 log.exception("executor %s: the session failed", driver.address)
@@ -247,6 +248,7 @@ class Engine:
         else:
             self.model = self.model or info
             return True
+        driver.problem = problem
         self.degraded.note("executor_refused", f"{driver.address}: {problem}")
         return False
 

@@ -82,6 +82,16 @@ async def test_requests_that_ran_go_on_elsewhere_with_the_same_tokens(serve: Ser
         served.check_integrity()
 
 
+async def test_an_executor_that_owes_a_result_for_too_long_is_lost(serve: Serve) -> None:
+    async with serve(num_executors=2, step_timeout_s=0.2) as served:
+        first, second = served.app.engine.drivers
+        await until(lambda: first.is_connected and second.is_connected)
+        served.fake.gate.clear()  # hangs, while its connection is fine
+        streams = [asyncio.create_task(stream_tokens(served, tokens_request([*PROMPT, i], 20))) for i in range(4)]
+        assert await asyncio.gather(*streams) == [continuation([*PROMPT, i], 20) for i in range(4)]
+        assert "no result of a step" in first.problem
+
+
 async def test_an_executor_with_another_model_is_refused(serve: Serve) -> None:
     async with serve(num_executors=2) as served:
         first, second = served.app.engine.drivers

@@ -9,15 +9,14 @@ from tests.unit.scheduler_svc.core.rig import ROOT, make_config
 PROMPT = (1, 2, 3, 4, 5)
 
 
-def request(name: str, *, n: int = 1, max_tokens: int = 10) -> Request:
-    return Request(
-        RequestId(name), PROMPT, SamplingParams(seed=7), StopConditions(max_tokens), ROOT, arrival_s=0.0, n=n, queue_deadline_s=1.0
-    )  # fmt: skip
+def request(name: str, *, n: int = 1) -> Request:
+    sampling, stop = SamplingParams(seed=7), StopConditions(10)
+    return Request(RequestId(name), PROMPT, sampling, stop, ROOT, arrival_s=0.0, n=n, queue_deadline_s=1.0)
 
 
 def test_another_scheduler_goes_on_where_this_one_was() -> None:
     source, target = Scheduler(make_config()), Scheduler(make_config())
-    first, second = source.add(request("running", n=2))
+    first, _ = source.add(request("running", n=2))
     plan = source.schedule(0.0)
     assert plan is not None
     sampled = [SampledToken(chunk.seq_id, 50) for chunk in plan.chunks]
