@@ -34,18 +34,19 @@ def demo(
 
 async def _demo(model: str, prompt: str, max_tokens: int) -> None:
     log: deque[str] = deque(maxlen=_TAIL_LINES)
+    is_starting = True
 
     def on_line(name: str, line: str) -> None:
         log.append(f"{name:<11}│ {line}")
         message = line if name == "prepare" else log_message(line) if name.startswith("executor") else None
-        if message and not message.startswith("settings "):
+        if is_starting and message and not message.startswith("settings "):
             say(f"  {message}")
 
     options = StackOptions(model=model, kv_memory_bytes=_KV_MEMORY_BYTES, store_capacity_bytes=_STORE_CAPACITY_BYTES)
     try:
         async with running_server(options, on_line, say) as (_, target), AsyncOctavoClient(target) as client:
-            write("\n")
-            say(f"> {prompt}", style="bold")
+            is_starting = False
+            say(f"\n> {prompt}", style="bold")
             await _ask(client, prompt, max_tokens)
             say("> the same question again: its blocks are still on the device", style="bold")
             await _ask(client, prompt, max_tokens)

@@ -146,7 +146,7 @@ def test_demo_asks_twice_and_stops_everything(environment: dict[str, str], tmp_p
         answer, said = process.communicate(timeout=60)
 
     assert process.returncode == 0
-    assert answer.split("\n") == ["", "three two one", "three two one", ""]
+    assert answer.split("\n") == ["three two one", "three two one", ""]
     assert said.count("3 tokens · 2.0 tokens/s · first token after 0.50 s · prompt of 3 tokens: 1 device, 2 computed") == 2
     assert "kvstore stopped" in said
     assert list((tmp_path / "t").iterdir()) == []
