@@ -6,7 +6,7 @@ RequestId = NewType("RequestId", str)
 """A client's request, unique among running requests of one server."""
 
 SeqId = NewType("SeqId", int)
-"""One sample of a request on one executor; uint32, never used again within a session."""
+"""One sample of a request on one executor; uint32, never used for another within a session."""
 
 BlockId = NewType("BlockId", int)
 """Index of a block in an executor's device pool, 0 <= id < num_blocks."""

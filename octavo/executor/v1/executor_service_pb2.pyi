@@ -338,7 +338,7 @@ class NewSequence(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     seq_id: _builtins.int
-    """Chosen by the scheduler, never used again in a session."""
+    """Chosen by the scheduler. A preempted sequence comes back under its id after it was dropped; no other one ever gets it."""
     num_prompt_tokens: _builtins.int
     """How many of token_ids are the prompt; the rest count as output for penalties and min_tokens."""
     num_computed_tokens: _builtins.int
@@ -526,7 +526,7 @@ class StepResult(_message.Message):
 
     @_builtins.property
     def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceError]:
-        """Sequences that failed alone; the executor has dropped them."""
+        """Sequences that failed alone. Their chunks are skipped until the scheduler drops them."""
 
     @_builtins.property
     def timings(self) -> Global___StepTimings: ...
