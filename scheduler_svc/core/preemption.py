@@ -5,9 +5,9 @@ them the one with the least computed tokens loses: its work is recomputed later,
 sequence that was preempted is protected until it has got another token.
 
 Why this ends: everything a running sequence needs to get its next token was allocated when it was admitted, so a protected one
-gets on and loses the protection. While somebody is short of blocks nobody is admitted. So the oldest sequence, which nobody
-can preempt, finds either a victim or, after finitely many steps, no other sequence in the pool; and the pool holds any one
-sequence alone. It ends, and the next is the oldest.
+gets on and loses the protection. While somebody is short of blocks none is free, and nobody is admitted. So the oldest
+sequence, which nobody can preempt, finds either a victim or, after finitely many steps, no other sequence in the pool; and
+the pool holds any one sequence alone. It ends, and the next is the oldest.
 """
 
 from collections.abc import Sequence as Seq

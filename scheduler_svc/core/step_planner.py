@@ -34,17 +34,14 @@ class StepPlanner:
 
     def fill(self, batch: Batch, running: RunningSet, now_s: float) -> None:
         """Puts into an empty batch what runs next. Moves sequences between waiting and running as needed."""
-        is_short_of_blocks = self._add_decodes(batch, running)
+        self._add_decodes(batch, running)
         for sequence in running:
             if sequence.num_known_tokens - sequence.num_planned_tokens > 1:
                 self._add_chunk(batch, sequence)
-        if not is_short_of_blocks:
-            self._admit(batch, running, now_s)
+        self._admit(batch, running, now_s)
 
-    def _add_decodes(self, batch: Batch, running: RunningSet) -> bool:
-        """Those that grow may preempt younger ones. Says whether anybody found no free block."""
-        num_preemptions = self.num_preemptions
-        is_starved = False
+    def _add_decodes(self, batch: Batch, running: RunningSet) -> None:
+        """Those that grow may preempt younger ones. One that finds no block is left out of the step."""
         for sequence in running:
             if batch.num_tokens_left == 0:
                 break
@@ -57,9 +54,6 @@ class StepPlanner:
                 continue
             if num_known <= sequence.table.num_slots or self._grow(sequence, running):
                 batch.add_chunk(sequence, 1)
-            else:
-                is_starved = True
-        return is_starved or self.num_preemptions > num_preemptions
 
     def _add_chunk(self, batch: Batch, sequence: Sequence) -> None:
         num_uncomputed = sequence.num_known_tokens - sequence.num_planned_tokens

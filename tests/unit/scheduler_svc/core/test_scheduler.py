@@ -333,6 +333,30 @@ def test_who_came_later_finds_nothing_of_a_failed_step() -> None:
     rig.wind_up()
 
 
+def test_blocks_that_were_built_on_a_failed_step_are_forgotten_too() -> None:
+    rig = Rig(make_config())
+    owner = rig.add(list(range(8)))
+    rig.schedule()
+    rig.add(list(range(20)))
+    assert sizes(rig.schedule()) == [(1, 1), (2, 12)]  # three more full blocks, on top of two that will be bad
+    rig.executor.failing.add(rig.seq_ids(owner)[0])
+    rig.run()
+
+    rig.add(list(range(20)))
+    rig.wind_up()
+
+
+def test_admission_leaves_a_block_for_each_running_sequence() -> None:
+    rig = Rig(make_config(num_blocks=8))
+    rig.add([1] * 9, max_tokens=2)
+    rig.add([2] * 13, max_tokens=2)
+    assert [seq_id for seq_id, _ in sizes(rig.schedule())] == [1, 2]
+    rig.add([3], max_tokens=2)
+
+    assert [seq_id for seq_id, _ in sizes(rig.schedule())] == [1, 2]  # one block is free, two sequences run
+    rig.wind_up()
+
+
 def test_error_of_one_sample_leaves_the_others() -> None:
     rig = Rig(make_config())
     request_id = rig.add(list(range(10)), n=3)
