@@ -66,7 +66,8 @@ def load_settings(settings_class: type[SettingsT], argv: Sequence[str]) -> Setti
         problems = "; ".join(f"--{'.'.join(str(p) for p in e['loc']).replace('_', '-')}: {e['msg']}" for e in error.errors())
         raise StartupError(f"bad settings: {problems}") from error
     except SettingsError as error:
-        raise StartupError(f"bad settings: {error}") from error
+        hint = '; a list in the environment is JSON, for example ["a", "b"]' if "EnvSettingsSource" in str(error) else ""
+        raise StartupError(f"bad settings: {error}{hint}") from error
 
 
 def log_settings(settings: ServiceSettings) -> None:

@@ -60,10 +60,24 @@ def test_a_bad_flag_is_refused_by_name(argv: list[str], problem: str) -> None:
     assert problem in caught.value.message
 
 
-def test_a_bad_environment_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OCTAVO_FAKE_PEERS", "[broken")
+def test_a_list_in_the_environment_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_FAKE_PEERS", '["a", "b"]')
 
-    with pytest.raises(StartupError, match="peers"):
+    assert load_settings(FakeSettings, []).peers == ["a", "b"]
+
+
+@pytest.mark.parametrize("value", ["a,b", "[broken"])
+def test_a_bad_list_in_the_environment_is_refused_with_its_name_and_its_form(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_FAKE_PEERS", value)
+
+    with pytest.raises(StartupError, match=r"peers.*a list in the environment is JSON"):
+        load_settings(FakeSettings, [])
+
+
+def test_a_bad_number_in_the_environment_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_FAKE_NUM_BLOCKS", "many")
+
+    with pytest.raises(StartupError, match="--num-blocks"):
         load_settings(FakeSettings, [])
 
 

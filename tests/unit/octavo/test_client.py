@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import threading
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from octavo.errors import (
     DeadlineExceeded,
     InvalidParameter,
     ModelNotFound,
+    NoExecutor,
     PermissionDenied,
     QueueFull,
     StartupError,
@@ -21,6 +24,7 @@ from octavo.errors import (
     Unavailable,
 )
 from octavo.prompt import ChatMessage
+from octavo.scheduler.v1 import inference_service_pb2 as pb
 from tests.unit.common.rpc.certificate import write_certificate
 from tests.unit.octavo.conftest import Served
 from tests.unit.octavo.fake_scheduler import FakeScheduler, in_thread
@@ -132,6 +136,47 @@ async def test_no_server_is_unavailable_and_named(tmp_path: Path) -> None:
     async with AsyncOctavoClient(target) as async_client:
         with pytest.raises(Unavailable, match="no server answers at"):
             await async_client.models()
+
+
+class Waking(FakeScheduler):
+    """Is unavailable a few times, before or after the first message of an answer."""
+
+    def __init__(self, num_failures: int, *, after_first: bool = False):
+        super().__init__()
+        self.num_calls = 0
+        self._num_failures = num_failures
+        self._after_first = after_first
+
+    async def StreamGenerate(  # noqa: N802
+        self, request: pb.StreamGenerateRequest, context: Any
+    ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
+        self.num_calls += 1
+        fails = self.num_calls <= self._num_failures
+        if fails and not self._after_first:
+            raise NoExecutor("not yet")
+        async for response in super().StreamGenerate(request, context):
+            yield response
+            if fails:
+                raise NoExecutor("no more")
+
+
+def test_a_server_that_is_unavailable_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    fake = Waking(2)
+    with in_thread(fake, f"unix:{tmp_path}/s.sock") as target, OctavoClient(target) as client:
+        assert len(list(client.stream("one two"))) == 3
+
+    assert fake.num_calls == 3
+
+
+@pytest.mark.parametrize(("num_failures", "after_first", "num_calls"), [(9, False, 3), (1, True, 1)])
+def test_it_is_not_asked_for_ever_and_never_after_the_first_message(
+    num_failures: int, after_first: bool, num_calls: int, tmp_path: Path
+) -> None:
+    fake = Waking(num_failures, after_first=after_first)
+    with in_thread(fake, f"unix:{tmp_path}/s.sock") as target, OctavoClient(target) as client, pytest.raises(NoExecutor):
+        list(client.stream("one two"))
+
+    assert fake.num_calls == num_calls
 
 
 def test_a_deadline_ends_a_call(served: Served) -> None:
