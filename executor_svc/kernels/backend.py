@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 
 
 class Backend(Protocol):
@@ -33,6 +33,7 @@ class Backend(Protocol):
         window: int | None,
         softcap: float | None,
         sinks: Tensor | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """Writes the new KV into its slots, then attends causally to everything cached of each token's sequence.
 
@@ -46,6 +47,7 @@ class Backend(Protocol):
             window: a key is visible if key_position > query_position - window; None: all before.
             softcap: scores become softcap * tanh(score / softcap); None: they do not.
             sinks: float [num_heads], a score of each head's extra column that takes weight and has no value; None: none.
+            rotary: applied to query and key first; None: they are rotated already, or never.
 
         Returns:
             [num_tokens, num_heads, head_dim_v], contiguous, the dtype of query.

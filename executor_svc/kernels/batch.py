@@ -28,6 +28,19 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
+class Rotary:
+    """A rotary embedding that attention applies to queries and keys: x * cos + rotate_half(x) * sin.
+
+    Attributes:
+        cos: [num_tokens, rotary_dim], contiguous, the dtype of the query; dimensions from rotary_dim on are not rotated.
+        sin: same.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True)
 class AttentionBatch:
     """A packed batch of prefill chunks and decodes; sequences of one token come first.
 

@@ -6,7 +6,16 @@ Loops over sequences and heads. Never used to serve.
 import torch
 from torch import Tensor
 
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
+
+
+def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
+    """Heads [num_tokens, num_heads, head_dim] with the rotary embedding applied to their first rotary_dim dimensions."""
+    rotary_dim = rotary.cos.shape[1]
+    turned, rest = heads[..., :rotary_dim], heads[..., rotary_dim:]
+    low, high = turned.chunk(2, dim=2)
+    turned = turned * rotary.cos[:, None] + torch.cat([-high, low], dim=2) * rotary.sin[:, None]
+    return torch.cat([turned, rest], dim=2)
 
 
 def write_kv(key: Tensor, value: Tensor, layer_cache: LayerCache, batch: AttentionBatch) -> None:
@@ -48,8 +57,11 @@ def reference_paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    rotary: Rotary | None = None,
 ) -> Tensor:
     """As Backend.paged_attention; the result is float64."""
+    if rotary is not None:
+        query, key = rotate(query, rotary), rotate(key, rotary)
     write_kv(key, value, layer_cache, batch)
     num_heads, num_kv_heads = query.shape[1], key.shape[1]
     out = torch.empty(query.shape[0], num_heads, value.shape[2], dtype=torch.float64)

@@ -6,8 +6,8 @@ One pass over the sequences per layer, each gathering its own KV: right, not fas
 import torch
 from torch import Tensor
 
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
-from executor_svc.kernels.reference import gather_kv, visible_keys, write_kv
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
+from executor_svc.kernels.reference import gather_kv, rotate, visible_keys, write_kv
 
 
 class TorchBackend:
@@ -28,8 +28,11 @@ class TorchBackend:
         window: int | None,
         softcap: float | None,
         sinks: Tensor | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See Backend.paged_attention."""
+        if rotary is not None:
+            query, key = rotate(query, rotary), rotate(key, rotary)
         write_kv(key, value, layer_cache, batch)
         num_heads, num_kv_heads = query.shape[1], key.shape[1]
         out = query.new_empty(query.shape[0], num_heads, value.shape[2])

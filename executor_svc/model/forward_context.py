@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from executor_svc.kernels.backend import Backend
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class AttentionCall:
         window: a key is visible if its position > the query's - window; None: all before.
         softcap: scores become softcap * tanh(score / softcap); None: unchanged.
         sinks: float [num_query_heads], the score of one extra column per head that attends to nothing; None: none.
+        rotary: embedding that attention applies to query and key; None: they come rotated.
     """
 
     layer_idx: int
@@ -32,6 +33,7 @@ class AttentionCall:
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    rotary: Rotary | None = None
 
 
 class ForwardContext:
@@ -83,6 +85,7 @@ class ForwardContext:
             window=call.window,
             softcap=call.softcap,
             sinks=call.sinks,
+            rotary=call.rotary,
         )
 
     def token_rope_lens(self) -> torch.Tensor:

@@ -12,6 +12,8 @@ A long decode is cut into num_splits items by keys; the parts are merged afterwa
 outside a sequence's visible range are never multiplied, so stale or non-finite bytes there do no harm.
 """
 
+from typing import Any
+
 import numpy as np
 
 from executor_svc.kernels.cpu.compile import FIRST_ARG, barrier, kernel, named, num_threads, thread_idx
@@ -58,7 +60,7 @@ _NEGATIVE_INFINITY = np.float32(-np.inf)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-def _make(dtype, itemsize, tile, add_tile):  # type: ignore[no-untyped-def]
+def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
     """The kernels' bodies for activations and caches of one dtype."""
 
     @named(dtype)

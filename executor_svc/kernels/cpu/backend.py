@@ -3,30 +3,15 @@
 Knows strides and scratch memory. Does not know models or requests. Not for several threads at once: one scratch.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.cpu.attention import SPAN, SUBTILE, attention_bf16, attention_f32
 
 _TILE_ROWS = 48
 """Queries x heads of an item; their scores stay in the second-level cache."""
 _MIN_KEYS_PER_SPLIT = 2 * SPAN
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """A rotary embedding to apply to queries and keys.
-
-    Attributes:
-        cos: [num_tokens, rotary_dim], contiguous, the dtype of the query; both halves of a row are used.
-        sin: same.
-    """
-
-    cos: Tensor
-    sin: Tensor
 
 
 class CpuBackend:
@@ -53,7 +38,7 @@ class CpuBackend:
         sinks: Tensor | None,
         rotary: Rotary | None = None,
     ) -> Tensor:
-        """See Backend.paged_attention; rotary is applied to query and key before."""
+        """See Backend.paged_attention."""
         num_tokens, num_heads, dim_k = query.shape
         num_kv_heads, dim_v = key.shape[1], value.shape[2]
         itemsize = query.itemsize

@@ -67,21 +67,21 @@ def named(suffix: str) -> Callable[[FunctionT], Any]:
     return compiled
 
 
-@njit(error_model="numpy")  # type: ignore[misc]
+@njit(error_model="numpy")
 def thread_idx(args):  # type: ignore[no-untyped-def]
     """Index of the calling thread in its team."""
     function = load_i64(args, 0)
     return call_address(function) if function != 0 else 0
 
 
-@njit(error_model="numpy")  # type: ignore[misc]
+@njit(error_model="numpy")
 def num_threads(args):  # type: ignore[no-untyped-def]
     """Threads of the team."""
     function = load_i64(args, 1)
     return call_address(function) if function != 0 else 1
 
 
-@njit(error_model="numpy")  # type: ignore[misc]
+@njit(error_model="numpy")
 def barrier(args):  # type: ignore[no-untyped-def]
     """Waits for the whole team."""
     function = load_i64(args, 2)

@@ -9,6 +9,8 @@ While the tiles of one panel are computed, the next panel is fetched: memory and
 buffer, where bias, activation and residual are applied on the way out.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -41,7 +43,7 @@ _NEAR = 4096
 FIELDS = "12q"
 
 
-@njit(error_model="numpy")  # type: ignore[misc]
+@njit(error_model="numpy")
 def _activate(gate, mode):  # type: ignore[no-untyped-def]
     one = vsplat(np.float32(1.0))
     if mode == SILU_GATED:
@@ -51,7 +53,7 @@ def _activate(gate, mode):  # type: ignore[no-untyped-def]
     return gate * vsplat(np.float32(0.5)) * (one + vtanh(inner))
 
 
-@njit(error_model="numpy")  # type: ignore[misc]
+@njit(error_model="numpy")
 def _finish(args, cells, rows, row, panel):  # type: ignore[no-untyped-def]
     """Adds bias, activates, adds and stores a tile's cells [rows, PANEL]."""
     out, out_stride, out_features = load_i64(args, _OUT), load_i64(args, _OUT_STRIDE), load_i64(args, _OUT_FEATURES)
@@ -79,7 +81,7 @@ def _finish(args, cells, rows, row, panel):  # type: ignore[no-untyped-def]
                 vstore_first(target + 4 * column, value, left, "f32")
 
 
-def _make(dtype, itemsize, tile):  # type: ignore[no-untyped-def]
+def _make(dtype: str, itemsize: int, tile: Any) -> Any:
     """The kernel's body for weights of one dtype."""
     width = PANEL * itemsize
 

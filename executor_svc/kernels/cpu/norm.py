@@ -1,5 +1,7 @@
 """RMS normalisation, compiled. Knows rows of numbers. Does not know models."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ _SERIAL_ELEMENTS = 16384
 """Up to so many numbers one thread is faster than waking the others."""
 
 
-def _make(dtype, itemsize):  # type: ignore[no-untyped-def]
+def _make(dtype: str, itemsize: int) -> Any:
     """The kernel's body for rows of one dtype; the weight is float32."""
 
     @named(dtype)

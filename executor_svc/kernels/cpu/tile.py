@@ -23,11 +23,24 @@ GROUP_SHIFT = 5
 """Log2 of the weights along depth that share an int8 scale."""
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def _tile(
-    typing: Any, x: Any, x_stride: Any, w0: Any, w1: Any, w_stride: Any, scales: Any, depth: Any, ahead: Any, ahead_step: Any, out: Any,
-    out_stride: Any, rows: Any, dtype: Any, accumulate: Any,
-) -> Any:  # fmt: skip
+    typing: Any,
+    x: Any,
+    x_stride: Any,
+    w0: Any,
+    w1: Any,
+    w_stride: Any,
+    scales: Any,
+    depth: Any,
+    ahead: Any,
+    ahead_step: Any,
+    out: Any,
+    out_stride: Any,
+    rows: Any,
+    dtype: Any,
+    accumulate: Any,
+) -> Any:
     """See tile; rows, dtype and accumulate are literals."""
     if not isinstance(rows, types.IntegerLiteral) or not isinstance(dtype, types.StringLiteral):
         raise errors.RequireLiteralValue("rows and dtype must be literals")

@@ -107,7 +107,7 @@ def lanes_below(builder: ir.IRBuilder, count: Any) -> Any:
 # ---------------------------------------------------------------- memory
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load_i64(typing: Any, base: Any, index: Any) -> Any:
     """The int64 at base + 8 * index."""
 
@@ -117,7 +117,7 @@ def load_i64(typing: Any, base: Any, index: Any) -> Any:
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load_i32(typing: Any, base: Any, index: Any) -> Any:
     """The int32 at base + 4 * index, as int64."""
 
@@ -127,7 +127,7 @@ def load_i32(typing: Any, base: Any, index: Any) -> Any:
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load_f64(typing: Any, base: Any, index: Any) -> Any:
     """The float64 at base + 8 * index, as float32."""
 
@@ -137,7 +137,7 @@ def load_f64(typing: Any, base: Any, index: Any) -> Any:
     return types.float32(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load_f32(typing: Any, address: Any) -> Any:
     """The float32 at an address."""
 
@@ -147,7 +147,7 @@ def load_f32(typing: Any, address: Any) -> Any:
     return types.float32(types.int64), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def store_f32(typing: Any, address: Any, value: Any) -> Any:
     """Stores a float32."""
 
@@ -158,7 +158,7 @@ def store_f32(typing: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.float32), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def load_scalar(typing: Any, address: Any, dtype: Any) -> Any:
     """The float32 value of one element of the literal dtype at an address."""
 
@@ -171,7 +171,7 @@ def load_scalar(typing: Any, address: Any, dtype: Any) -> Any:
     return types.float32(types.int64, dtype), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def store_scalar(typing: Any, address: Any, value: Any, dtype: Any) -> Any:
     """Stores a float32 as one element of the literal dtype."""
 
@@ -186,7 +186,7 @@ def store_scalar(typing: Any, address: Any, value: Any, dtype: Any) -> Any:
     return types.void(types.int64, types.float32, dtype), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def vload(typing: Any, address: Any, dtype: Any) -> Any:
     """LANES elements of the literal dtype "f32", "bf16" or "i8"."""
 
@@ -196,7 +196,7 @@ def vload(typing: Any, address: Any, dtype: Any) -> Any:
     return vector(types.int64, dtype), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def vstore(typing: Any, address: Any, value: Any, dtype: Any) -> Any:
     """Stores LANES elements of the literal dtype "f32" or "bf16"."""
 
@@ -209,7 +209,7 @@ def vstore(typing: Any, address: Any, value: Any, dtype: Any) -> Any:
     return types.void(types.int64, vector, dtype), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def vload_first(typing: Any, address: Any, count: Any, dtype: Any) -> Any:
     """The first count <= LANES elements of the literal dtype; the other lanes are 0 and their memory is not touched."""
 
@@ -227,7 +227,7 @@ def vload_first(typing: Any, address: Any, count: Any, dtype: Any) -> Any:
     return vector(types.int64, types.int64, dtype), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def vstore_first(typing: Any, address: Any, value: Any, count: Any, dtype: Any) -> Any:
     """Stores the first count <= LANES elements as the literal dtype."""
 
@@ -243,7 +243,7 @@ def vstore_first(typing: Any, address: Any, value: Any, count: Any, dtype: Any) 
     return types.void(types.int64, vector, types.int64, dtype), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def call_address(typing: Any, address: Any) -> Any:
     """Calls the C function `int f(void)` at an address."""
 
@@ -257,7 +257,7 @@ def call_address(typing: Any, address: Any) -> Any:
 # ---------------------------------------------------------------- arithmetic
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def vsplat(typing: Any, scalar: Any) -> Any:
     """A vector whose lanes all are the float32 scalar."""
 
@@ -279,7 +279,7 @@ def _register_operator(function: Any, emit: Callable[[ir.IRBuilder, Any, Any], A
         def generic(self, args: Any, kws: Any) -> Any:
             return vector(vector, vector) if tuple(args) == (vector, vector) else None
 
-    @lower_builtin(function, Vector, Vector)  # type: ignore[misc]
+    @lower_builtin(function, Vector, Vector)
     def _lower(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         return emit(builder, args[0], args[1])
 
@@ -290,7 +290,7 @@ _register_operator(operator.mul, lambda builder, a, b: builder.fmul(a, b))
 _register_operator(operator.truediv, lambda builder, a, b: builder.fdiv(a, b))
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def vmax(typing: Any, a: Any, b: Any) -> Any:
     """The larger of each pair of lanes; that of b where a is NaN."""
 
@@ -300,7 +300,7 @@ def vmax(typing: Any, a: Any, b: Any) -> Any:
     return vector(vector, vector), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def vfma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """A * b + c, rounded once."""
 
@@ -310,7 +310,7 @@ def vfma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return vector(vector, vector, vector), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def vsum(typing: Any, value: Any) -> Any:
     """Sum of the lanes."""
 
@@ -321,7 +321,7 @@ def vsum(typing: Any, value: Any) -> Any:
     return types.float32(vector), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def vmax_lanes(typing: Any, value: Any) -> Any:
     """The largest lane."""
 
@@ -331,7 +331,7 @@ def vmax_lanes(typing: Any, value: Any) -> Any:
     return types.float32(vector), codegen
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def vkeep_between(typing: Any, value: Any, low: Any, high: Any, other: Any) -> Any:
     """Lanes low <= i < high of value, the float32 other elsewhere."""
 
@@ -356,7 +356,7 @@ _EXP_LOWEST = -87.0
 _EXP_HIGHEST = 88.0
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def vexp(typing: Any, value: Any) -> Any:
     """The exponential, relative error about 1e-7; 0 below -87 (so of -inf), finite above 88."""
 
@@ -380,7 +380,7 @@ def vexp(typing: Any, value: Any) -> Any:
     return vector(vector), codegen
 
 
-@njit  # type: ignore[misc]
+@njit
 def vtanh(value):  # type: ignore[no-untyped-def]
     """The hyperbolic tangent, absolute error about 1e-7."""
     one = vsplat(numba.float32(1.0))
