@@ -42,7 +42,7 @@ async def running_server(options: StackOptions, on_line: LineSink, on_progress: 
         on_progress(f"starting {', '.join(service.name for service in found)}")
         try:
             await stack.start()
-            await _wait_executors(found, options)
+            await stack.wait_for("scheduler", _executors_connected(found[-1], options))
             yield stack, found[-1].address.target
         finally:
             await stack.stop()
@@ -100,9 +100,8 @@ async def _prepare(options: StackOptions, on_line: LineSink, on_progress: Progre
     return Path(await run_to_end("prepare", arguments, on_line, environment={"TQDM_DISABLE": "1"}))
 
 
-async def _wait_executors(found: list[Service], options: StackOptions) -> None:
+async def _executors_connected(scheduler: Service, options: StackOptions) -> None:
     """Returns when the scheduler holds a session with every executor."""
-    scheduler = found[-1]
     if scheduler.is_secure:
         return  # its certificate's name is not ours to guess; the scheduler connects within a second
     async with AsyncOctavoClient(scheduler.address.target, token=options.token, timeout_s=10.0) as client:

@@ -6,7 +6,8 @@ Knows how to start a process and to ask for its health. Does not know what the s
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -62,9 +63,30 @@ class Stack:
         for service in self._services:
             await self._spawn(service)
         for service in self._services:
-            await self._wait_ready(service)
+            ready = _is_listening(service.address) if service.is_secure else _is_serving(service.address)
+            await self.wait_for(service.name, ready)
             seconds = time.monotonic() - self._started_at[service.name]
             self._on_progress(f"{service.name} is ready ({seconds:.1f} s)")
+
+    async def wait_for(self, name: str, ready: Coroutine[Any, Any, None]) -> None:
+        """Waits for something that a process is to reach at the start.
+
+        Raises:
+            StartupError: one of the processes ended first, or it took too long.
+        """
+        task = asyncio.ensure_future(ready)
+        exits = [child.exited for child in self.children.values()]
+        try:
+            await asyncio.wait([task, *exits], timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for child in self.children.values():
+                if child.exited.done():
+                    raise StartupError(_last_words(child, "ended at its start"))
+            if not task.done():
+                last = self.children[name].reason()
+                raise StartupError(f"{name} is not ready after {self._start_timeout_s:.0f} s; its last words: {last}")
+            task.result()
+        finally:
+            task.cancel()
 
     async def watch(self) -> None:
         """Starts a process that ends again, the others go on. Returns never.
@@ -107,21 +129,6 @@ class Stack:
         self.children[service.name] = await Child.start(
             service.name, service.arguments, self._on_line, environment=service.environment
         )
-
-    async def _wait_ready(self, service: Service) -> None:
-        ready = asyncio.ensure_future(_is_listening(service.address) if service.is_secure else _is_serving(service.address))
-        exits = [child.exited for child in self.children.values()]
-        try:
-            await asyncio.wait([ready, *exits], timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            for child in self.children.values():
-                if child.exited.done():
-                    raise StartupError(_last_words(child, "ended at its start"))
-            if not ready.done():
-                last = self.children[service.name].reason()
-                raise StartupError(f"{service.name} is not ready after {self._start_timeout_s:.0f} s; its last words: {last}")
-            ready.result()
-        finally:
-            ready.cancel()
 
 
 async def run_to_end(
