@@ -19,9 +19,11 @@ def test_every_degraded_path_is_on_the_page_and_no_other() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == in_code
 
 
-def test_every_metric_is_on_the_page() -> None:
-    sources = [(ROOT / service / "metrics.py").read_text() for service in ("scheduler_svc", "executor_svc")]
-    in_code = {name for source in sources for name in re.findall(r'"(octavo_\w+)"', source)}
+def test_every_metric_is_on_the_page_and_no_other() -> None:
+    sources = [(ROOT / "common" / "degraded.py"), *ROOT.glob("*_svc/metrics.py")]
+    in_code = {name for source in sources for name in re.findall(r'"(octavo_\w+)"', source.read_text())}
+    by_tier = re.findall(r'^    "(?:num_)?(\w+)": "', (ROOT / "kvstore_svc" / "metrics.py").read_text(), re.MULTILINE)
+    in_code |= {f"octavo_kvstore_{name}" for name in by_tier}
     section = PAGE.read_text().partition("## Metrics")[2].partition("\n## ")[0]
     on_page = {name.removesuffix("_total") for name in re.findall(r"`(octavo_\w+)", section)}
 
