@@ -16,12 +16,12 @@ from common.rpc.channel import ChannelSecurity
 from common.rpc.server import RpcServer
 from scheduler_svc.clients.executor import ExecutorConnector, GrpcExecutor
 from scheduler_svc.clients.kvstore import BlockStoreLookup
-from scheduler_svc.driver import EngineConfig
 from scheduler_svc.edge.admin import AdminServicer
 from scheduler_svc.edge.inference import InferenceServicer
 from scheduler_svc.edge.models import ModelServicer
 from scheduler_svc.edge.preparation import Preparation
 from scheduler_svc.engine import Engine
+from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.metrics import EngineMetrics
 from scheduler_svc.service import ADMIN, SERVICES, add_servicers
 from scheduler_svc.settings import SchedulerSettings

@@ -17,36 +17,17 @@ from common.ids import ExecutorId, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
 from scheduler_svc import convert
+from scheduler_svc.block_traffic import BlockTraffic
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
-from scheduler_svc.core.load_policy import LoadPolicy
 from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate
-from scheduler_svc.core.request import FinishReason, Request
+from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 
 log = logging.getLogger(__name__)
-
-_MAX_SAVES = 2
-_MAX_BLOCKS_PER_SAVE = 64
-_MIN_PREFILL_TOKENS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What the engine can be told; see SchedulerSettings for the meaning of each."""
-
-    max_chunk_tokens: int = 512
-    max_waiting_requests: int = 1024
-    max_waiting_tokens: int = 1 << 20
-    prefix_caching: bool = True
-    run_ahead: int = 2
-    executor_wait_s: float = 2.0
-    executor_lost_timeout_s: float = 30.0
-    step_timeout_s: float = 300.0
-    store_lookup_timeout_s: float = 0.05
-    store_load_timeout_s: float = 2.0
 
 
 @dataclass(slots=True)
@@ -95,13 +76,12 @@ class ExecutorDriver:
         self._scheduler_config: SchedulerConfig | None = None
         self._link: ExecutorLink | None = None
         self._by_seq_id: dict[SeqId, Generation] = {}
-        self._policy = LoadPolicy(1, 1)
+        self._traffic: BlockTraffic | None = None
         # (step_id of the core, tokens of prompt chunks) of plans without a result.
         self._outstanding: deque[tuple[int, int]] = deque()
         self._step_offset: int | None = None
-        self._num_saves = 0
         self._watchdog: asyncio.Timeout | None = None
-        self._num_arriving_tokens = 0  # prompt tokens of requests that are being looked up
+        self._defect: Exception | None = None
         self._is_pump_due = False
 
     @property
@@ -122,7 +102,7 @@ class ExecutorDriver:
         return Candidate(
             executor_id=ExecutorId(self.address),
             num_device_tokens=num_device_tokens,
-            num_waiting_tokens=stats.num_waiting_tokens + self._num_arriving_tokens,
+            num_waiting_tokens=stats.num_waiting_tokens + (self._traffic.num_arriving_tokens if self._traffic is not None else 0),
             num_running_sequences=stats.num_running_sequences,
             num_free_blocks=stats.num_blocks - stats.num_used_blocks,
         )
@@ -138,6 +118,8 @@ class ExecutorDriver:
                 async for event in link.events():
                     self._handle(event)
         except TimeoutError:
+            if self._defect is not None:
+                raise self._defect from None
             raise Unavailable(
                 f"executor {self.address}: no result of a step within {self._config.step_timeout_s:.0f} s"
             ) from None
@@ -162,24 +144,31 @@ class ExecutorDriver:
             save_blocks=bool(info.kv_transport) and self._config.prefix_caching,
         )
         if self.scheduler is None or config != self._scheduler_config:
-            self.fail_all(ExecutorLost(f"executor {self.address} came back with other limits"))
+            moving = self.release_all()
             self.scheduler = Scheduler(config)
             self._scheduler_config = config
-            self._policy = LoadPolicy(info.block_bytes, info.block_size)
+            for generation in moving:
+                try:
+                    self.adopt(generation)
+                except OctavoError as error:
+                    generation.output.fail(error)
+                    self._on_end(generation)
+        self._traffic = BlockTraffic(self.scheduler, info, self._config, self._store, self._degraded)
         self.info = info
         self._link = link
         self._step_offset = None
-        self._num_saves = 0
+        self._defect = None
         self._pump()
 
     def _handle(self, event: pb.RunSessionResponse) -> None:
+        assert self._traffic is not None
         match event.WhichOneof("event"):
             case "result":
                 self._apply(event.result)
             case "blocks_loaded":
-                self._end_load(event.blocks_loaded)
+                self._traffic.end_load(event.blocks_loaded)
             case "blocks_saved":
-                self._end_save(event.blocks_saved)
+                self._traffic.end_save(event.blocks_saved)
             case other:
                 raise OctavoError(f"executor {self.address}: unexpected event {other}")
         self._pump()
@@ -196,7 +185,7 @@ class ExecutorDriver:
     def _pump(self) -> None:
         """Sends plans until enough are under way or nothing can run."""
         self._is_pump_due = False
-        if self._link is None or self.scheduler is None:
+        if self._link is None or self.scheduler is None or self._traffic is None:
             return
         while len(self._outstanding) < self._config.run_ahead:
             plan = self.scheduler.schedule(self._clock.now())
@@ -210,15 +199,22 @@ class ExecutorDriver:
             for sequence in plan.new_sequences:
                 self._note_admitted(sequence.seq_id)
             self._watch()
-        if self._num_saves < _MAX_SAVES and (save := self.scheduler.take_saves(_MAX_BLOCKS_PER_SAVE)) is not None:
-            self._num_saves += 1
-            self._link.send(convert.save_command(save))
+        if (save := self._traffic.next_save()) is not None:
+            self._link.send(save)
 
     def _pump_soon(self) -> None:
         """Pumps after everything that is ready now, so that requests of one moment share a step."""
         if not self._is_pump_due:
             self._is_pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
+            asyncio.get_running_loop().call_soon(self._pump_or_end)
+
+    def _pump_or_end(self) -> None:
+        try:
+            self._pump()
+        except Exception as defect:  # nobody above would notice: it has to end the session
+            self._defect = defect
+            if self._watchdog is not None:
+                self._watchdog.reschedule(asyncio.get_running_loop().time())
 
     def _note_admitted(self, seq_id: SeqId) -> None:
         generation = self._by_seq_id.get(seq_id)
@@ -227,7 +223,7 @@ class ExecutorDriver:
             generation.cached_tokens_by_tier = self.scheduler.cached_tokens(generation.request.request_id)
 
     def _apply(self, result: pb.StepResult) -> None:
-        assert self.scheduler is not None
+        assert self.scheduler is not None and self._traffic is not None
         step_id, num_prefill_tokens = self._outstanding.popleft() if self._outstanding else (None, 0)
         if step_id is None or step_id - (self._step_offset or 0) != result.step_id:
             raise OctavoError(f"executor {self.address}: result of step {result.step_id} out of order")
@@ -236,8 +232,7 @@ class ExecutorDriver:
         self.totals.num_steps += 1
         self.totals.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
         self.totals.idle_s += timings.idle_s
-        if num_prefill_tokens >= _MIN_PREFILL_TOKENS:
-            self._policy.note_prefill(num_prefill_tokens, timings.forward_s)
+        self._traffic.note_step(num_prefill_tokens, timings.forward_s)
         updates = self.scheduler.apply(step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
         logprobs = {sampled.seq_id: [sampled.logprobs] for sampled in result.sampled if sampled.HasField("logprobs")}
         for update in updates:
@@ -258,55 +253,6 @@ class ExecutorDriver:
         elif update.finish_reason is None and generation.output.has_ended(update.index) and self.scheduler is not None:
             self.scheduler.finish_sequence(update.seq_id)
 
-    # The block store
-
-    def _end_load(self, loaded: pb.BlocksLoaded) -> None:
-        assert self.scheduler is not None
-        if loaded.reason:
-            self._degraded.note("store_load_incomplete", loaded.reason)
-        else:
-            self._degraded.clear("store_load_incomplete")
-        self._policy.note_load(loaded.num_loaded, loaded.seconds)
-        self.scheduler.end_load(loaded.load_id, loaded.num_loaded, dict(loaded.num_by_tier))
-
-    def _end_save(self, saved: pb.BlocksSaved) -> None:
-        assert self.scheduler is not None
-        if saved.num_failed:
-            self._degraded.note("store_save_failed", saved.reason)
-        else:
-            self._degraded.clear("store_save_failed")
-        self._num_saves -= 1
-        self.scheduler.end_save(saved.save_id)
-
-    async def _stored_blocks(self, generation: Generation) -> int:
-        """How many of the prompt's leading blocks are on the device or in the store; 0 when the store was not asked."""
-        if self.scheduler is None or self.info is None or not self.info.kv_transport:
-            return 0
-        request, block_size = generation.request, self.info.block_size
-        keys = generation.prompt_keys(block_size)
-        num_device_blocks = self.scheduler.num_device_tokens(request.root_key, keys) // block_size
-        missing = keys[num_device_blocks : (len(request.prompt_token_ids) - 1) // block_size]
-        if not missing or not self._config.prefix_caching:
-            return 0
-        self._num_arriving_tokens += len(request.prompt_token_ids)
-        try:
-            tiers = await self._store.lookup(missing, self._config.store_lookup_timeout_s)
-        finally:
-            self._num_arriving_tokens -= len(request.prompt_token_ids)
-        return num_device_blocks + len(tiers)
-
-    def _begin_load(self, request: Request, num_stored_blocks: int) -> None:
-        if self._link is None or self.scheduler is None or self.info is None or num_stored_blocks == 0:
-            return
-        # The device may have got more of the prefix during the look-up.
-        num_full_blocks = (len(request.prompt_token_ids) - 1) // self.info.block_size
-        num_device_blocks = num_full_blocks - len(self.scheduler.missing_keys(request.request_id))
-        num_blocks = max(0, num_stored_blocks - num_device_blocks)
-        if self._policy.should_load(num_blocks):
-            plan = self.scheduler.begin_load(request.request_id, num_blocks)
-            if plan is not None:
-                self._link.send(convert.load_command(plan, self._config.store_load_timeout_s))
-
     # Requests
 
     async def submit(self, generation: Generation) -> None:
@@ -315,10 +261,14 @@ class ExecutorDriver:
         Raises:
             QueueFull, KvPoolTooSmall: see Scheduler.add.
         """
-        num_stored_blocks = await self._stored_blocks(generation)
-        if not generation.output.is_over:  # cancelled during the look-up
-            self.adopt(generation)
-            self._begin_load(generation.request, num_stored_blocks)
+        num_found_blocks = await self._traffic.look_up(generation) if self._traffic is not None else 0
+        if generation.output.is_over:  # cancelled during the look-up
+            return
+        self.adopt(generation)
+        if self._link is not None and self._traffic is not None and num_found_blocks:
+            load = self._traffic.begin_load(generation.request, num_found_blocks)
+            if load is not None:
+                self._link.send(load)
 
     def adopt(self, generation: Generation) -> None:
         """Queues a request here without a look at the store.

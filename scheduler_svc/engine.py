@@ -24,7 +24,8 @@ from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector
 from scheduler_svc.core.placement import choose_executor
 from scheduler_svc.core.request import Request
-from scheduler_svc.driver import EngineConfig, ExecutorDriver
+from scheduler_svc.driver import ExecutorDriver
+from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation, Output
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,10 @@ class Engine:
         self._idle.clear()
         try:
             await self.served_model()
-            await self._choose(generation).submit(generation)
+            driver = self._choose(generation)
+            await driver.submit(generation)
+            if not driver.is_connected:  # lost during the look-up
+                self._move_from(driver)
         except BaseException:
             self._remove(generation)
             raise
