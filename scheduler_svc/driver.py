@@ -286,7 +286,7 @@ class ExecutorDriver:
             self._by_seq_id[seq_id] = generation
         if request.queue_deadline_s is not None:
             delay_s = max(0.0, request.queue_deadline_s - self._clock.now())
-            asyncio.get_running_loop().call_later(delay_s + 0.001, self._expire)
+            asyncio.get_running_loop().call_later(delay_s + 0.001, self.expire)
         self._pump_soon()
 
     def release_all(self) -> list[Generation]:
@@ -314,7 +314,8 @@ class ExecutorDriver:
         self.scheduler = None
         self.fail_all(error)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Ends the requests that have waited longer than they want to; called when the first may have."""
         if self.scheduler is not None:
             for update in self.scheduler.expire(self._clock.now()):
                 self._route(update, [])
