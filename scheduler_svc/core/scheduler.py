@@ -65,7 +65,7 @@ class Scheduler:
             The ids of its samples that have not ended, in order of index. All of them appear in updates.
 
         Raises:
-            QueueFull: the queue is at one of its bounds; retry_after_s is set.
+            QueueFull: the queue is at one of its bounds, and the request comes from no other executor; retry_after_s is set.
             KvPoolTooSmall: prompt and max_tokens of one sample need more blocks than the pool has.
             DuplicateRequest: the request_id is known and not finished.
         """
@@ -79,6 +79,8 @@ class Scheduler:
                 f"{num_blocks} blocks of {config.block_size} tokens, the device pool has {config.num_blocks}",
                 metadata={"numBlocks": str(config.num_blocks), "numBlocksNeeded": str(num_blocks)},
             )
+        if not request.generated:  # what was let in elsewhere is not turned away here
+            self._waiting.check_room(len(request.prompt_token_ids))
         self._waiting.count_in(len(request.prompt_token_ids))
         state = self._requests.add(request)
         for sequence in state.sequences:
@@ -208,7 +210,7 @@ class Scheduler:
             failed = self._requests.sequence(seq_id)
             if failed is not None and seq_id not in void:
                 self._end(failed)
-                updates.append(_update(failed, finish_reason=FinishReason.ERROR, error_message=message))
+                updates.append(failed.update(finish_reason=FinishReason.ERROR, error_message=message))
         return updates
 
     def expire(self, now_s: float) -> list[SequenceUpdate]:
@@ -219,7 +221,7 @@ class Scheduler:
             if state.is_queued and deadline_s is not None and deadline_s < now_s:
                 for sequence in list(state.sequences):
                     self._end(sequence)
-                    updates.append(_update(sequence, finish_reason=FinishReason.QUEUE_TIMEOUT))
+                    updates.append(sequence.update(finish_reason=FinishReason.QUEUE_TIMEOUT))
         return updates
 
     def take_saves(self, max_blocks: int) -> SavePlan | None:
@@ -346,10 +348,10 @@ class Scheduler:
             if self._outstanding.newest is not None:
                 self._outstanding.newest.listed += [(block_id, sequence) for block_id in listed]
         if reason is None:
-            return _update(sequence, token_ids=(token_id,))
+            return sequence.update((token_id,))
         self._end(sequence)
         stop_token_id = token_id if reason is FinishReason.STOP else None
-        return _update(sequence, token_ids=(token_id,), finish_reason=reason, stop_token_id=stop_token_id)
+        return sequence.update((token_id,), finish_reason=reason, stop_token_id=stop_token_id)
 
     def _void_blocks(self, step: PlannedStep, seq_id: SeqId) -> None:
         """A sequence failed in a step. What later steps built on its blocks is computed again."""
@@ -384,22 +386,3 @@ class Scheduler:
 
     def _loadable_keys(self, state: RequestState) -> list[BlockKey]:
         return state.prompt_keys[: (len(state.request.prompt_token_ids) - 1) // self.config.block_size]
-
-
-def _update(
-    sequence: Sequence,
-    *,
-    token_ids: tuple[int, ...] = (),
-    finish_reason: FinishReason | None = None,
-    stop_token_id: int | None = None,
-    error_message: str = "",
-) -> SequenceUpdate:
-    return SequenceUpdate(
-        request_id=sequence.request.request_id,
-        seq_id=sequence.seq_id,
-        index=sequence.index,
-        token_ids=token_ids,
-        finish_reason=finish_reason,
-        stop_token_id=stop_token_id,
-        error_message=error_message,
-    )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from common.block_hash import chain_keys
 from common.ids import BlockId, BlockKey, SeqId
 from scheduler_svc.core.block_table import BlockTable
-from scheduler_svc.core.plan import NewSequence
+from scheduler_svc.core.plan import NewSequence, SequenceUpdate
 from scheduler_svc.core.request import FinishReason, Request
 
 
@@ -126,6 +126,19 @@ class Sequence:
             block_ids=self.table.take_unsent(self.num_planned_tokens),
             sampling=replace(sampling, seed=(sampling.seed + self.index) % 2**64) if self.index else sampling,
             stop=self.request.stop,
+        )
+
+    def update(
+        self,
+        token_ids: tuple[int, ...] = (),
+        *,
+        finish_reason: FinishReason | None = None,
+        stop_token_id: int | None = None,
+        error_message: str = "",
+    ) -> SequenceUpdate:
+        """News of this sequence for the edge."""
+        return SequenceUpdate(
+            self.request.request_id, self.seq_id, self.index, token_ids, finish_reason, stop_token_id, error_message
         )
 
     def check_integrity(self) -> None:

@@ -35,11 +35,11 @@ class WaitingQueue:
         """Oldest first; the queue may change meanwhile."""
         return iter(list(self._sequences))
 
-    def count_in(self, num_prompt_tokens: int) -> None:
-        """A request is queued. An empty queue takes any one.
+    def check_room(self, num_prompt_tokens: int) -> None:
+        """Whether a request may come in. An empty queue takes any one.
 
         Raises:
-            QueueFull: it would exceed a bound; nothing is counted.
+            QueueFull: it would exceed a bound.
         """
         if self.num_requests >= self.max_requests:
             raise QueueFull(
@@ -54,6 +54,9 @@ class WaitingQueue:
                 metadata={"maxWaitingTokens": str(self.max_tokens)},
                 retry_after_s=RETRY_AFTER_S,
             )
+
+    def count_in(self, num_prompt_tokens: int) -> None:
+        """A request is queued."""
         self.num_requests += 1
         self.num_tokens += num_prompt_tokens
 

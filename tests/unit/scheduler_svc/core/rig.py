@@ -174,11 +174,35 @@ class Rig:
 
     def reset(self) -> None:
         """The executor dies and another takes its place."""
+        self._lose_executor()
+        self.scheduler.reset()
+        self._end_transfers()
+
+    def evacuate(self) -> None:
+        """The executor dies, and its requests go on at another one; here it is the same scheduler again."""
+        self._lose_executor()
+        moved = self.scheduler.evacuate()
+        self.scheduler.reset()
+        self._end_transfers()
+        for request in moved:
+            old_ids = self.seq_ids(request.request_id)
+            new_ids = iter(self.scheduler.add(request))
+            seq_ids = tuple(old_id if old_id in self.ended else next(new_ids) for old_id in old_ids)
+            self.requests[request.request_id] = (request, seq_ids)
+            for old_id, new_id in zip(old_ids, seq_ids, strict=True):
+                if old_id in self.live:
+                    self.outputs[new_id] = self.outputs.pop(old_id)
+                    self.live[new_id] = self.live.pop(old_id)
+                    self.executor.root_of[new_id] = request.root_key
+
+    def _lose_executor(self) -> None:
         roots = self.executor.root_of
         self.executor = self._start_executor()
         self.executor.root_of = roots
         self.plans.clear()
-        self.scheduler.reset()
+
+    def _end_transfers(self) -> None:
+        """News of transfers that were under way comes late."""
         for plan, num_loaded, _ in self.loads:
             self.scheduler.end_load(plan.load_id, num_loaded, {})
         for save, _ in self.saves:

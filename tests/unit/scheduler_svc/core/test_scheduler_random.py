@@ -23,6 +23,7 @@ RATES = {
     "end_save": 5,
     "flush": 0.5,
     "reset": 0.05,
+    "evacuate": 0.05,
     "expire": 0.5,
 }
 
@@ -107,6 +108,9 @@ class RandomDriver:
 
     def reset(self) -> None:
         self.rig.reset()
+
+    def evacuate(self) -> None:
+        self.rig.evacuate()
 
     def expire(self) -> None:
         self.rig.take(self.rig.scheduler.expire(self.rig.now_s))
