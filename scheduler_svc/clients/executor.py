@@ -141,15 +141,23 @@ class LocalExecutor:
     Args:
         info: what it serves.
         execute: computes one step; called from one thread, in order.
+        reset: forgets every sequence; called when a session opens.
     """
 
-    def __init__(self, info: pb.ExecutorInfo, execute: Callable[[pb.StepPlan], pb.StepResult]):
+    def __init__(
+        self,
+        info: pb.ExecutorInfo,
+        execute: Callable[[pb.StepPlan], pb.StepResult],
+        reset: Callable[[], None] = lambda: None,
+    ):
         self.address = "local"
         self._info = info
         self._execute = execute
+        self._reset = reset
 
     async def connect(self, hello: pb.Hello) -> "LocalLink":
         """See ExecutorConnector."""
+        self._reset()
         return LocalLink(self._info, self._execute)
 
 
