@@ -27,12 +27,13 @@ class Address:
         Raises:
             StartupError: text is neither.
         """
-        if text.startswith("unix:"):
+        if text.startswith("unix:") and text != "unix:":
             if len(text.encode()) > 107 + len("unix:"):
                 raise StartupError(f"address {text!r}: a unix socket path has at most 107 bytes")
             return cls(text)
         host, colon, port = text.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
+        is_host = "/" not in host and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+        if not colon or not is_host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
             raise StartupError(f"address {text!r}: expected host:port or unix:/path")
         return cls(f"{host or '127.0.0.1'}:{port}")
 

@@ -15,6 +15,9 @@ from grpc_status import rpc_status
 from common import errors
 
 DOMAIN = "octavo"
+# A status travels in the trailers twice, once with three bytes per byte; gRPC drops calls with more than 8 KiB of them.
+_MAX_MESSAGE_BYTES = 1000
+_MAX_VALUE_BYTES = 200
 _REASONS: dict[str, type[errors.OctavoError]] = {}
 
 
@@ -29,13 +32,17 @@ _register(errors.OctavoError)
 
 def to_status(error: errors.OctavoError) -> status_pb2.Status:
     """The wire form of an error."""
-    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)]
+    message = _clipped(error.message, _MAX_MESSAGE_BYTES)
+    metadata = {name: _clipped(value, _MAX_VALUE_BYTES) for name, value in error.metadata.items()}
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
     packed: list[any_pb2.Any] = []
     if isinstance(error, errors.InvalidParameter):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.problem)
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=metadata["field"], description=_clipped(error.problem, _MAX_VALUE_BYTES)
+        )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, errors.ModelNotFound):
-        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=error.metadata.get("model", "")))
+        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=metadata.get("model", "")))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
@@ -44,7 +51,13 @@ def to_status(error: errors.OctavoError) -> status_pb2.Status:
         any_detail = any_pb2.Any()
         any_detail.Pack(detail)
         packed.append(any_detail)
-    return status_pb2.Status(code=error.code.value, message=error.message, details=packed)
+    return status_pb2.Status(code=error.code.value, message=message, details=packed)
+
+
+def _clipped(text: str, max_bytes: int) -> str:
+    """Short enough, and without what UTF-8 cannot hold."""
+    data = text.encode(errors="replace")
+    return data.decode() if len(data) <= max_bytes else f"{data[:max_bytes].decode(errors='ignore')}…"
 
 
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: errors.OctavoError) -> NoReturn:

@@ -39,7 +39,7 @@ async def _demo(model: str, prompt: str, max_tokens: int) -> None:
     def on_line(name: str, line: str) -> None:
         log.append(f"{name:<11}│ {line}")
         message = line if name == "prepare" else log_message(line) if name.startswith("executor") else None
-        if is_starting and message and not message.startswith("settings "):
+        if is_starting and message and not message.startswith(("settings ", "session ")):
             say(f"  {message}")
 
     options = StackOptions(model=model, kv_memory_bytes=_KV_MEMORY_BYTES, store_capacity_bytes=_STORE_CAPACITY_BYTES)

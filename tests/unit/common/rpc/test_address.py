@@ -31,7 +31,20 @@ def test_an_address_is_read_and_judged(text: str, target: str, is_local: bool) -
 
 
 @pytest.mark.parametrize(
-    "text", ["", "50051", "localhost", "localhost:http", "localhost:65536", "localhost:-1", "unix:" + "x" * 108]
+    "text",
+    [
+        "",
+        "50051",
+        "localhost",
+        "localhost:http",
+        "localhost:65536",
+        "localhost:-1",
+        "localhost:²",
+        "http://localhost:1",
+        "::1:50051",
+        "unix:",
+        "unix:" + "x" * 108,
+    ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(StartupError, match="address"):

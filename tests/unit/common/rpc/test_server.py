@@ -12,11 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from common.errors import StartupError
+from common.errors import Overloaded, StartupError
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity, aio_channel
 from common.rpc.security import ServerSecurity
 from common.rpc.server import RpcServer
+from common.rpc.status import from_rpc_error
 from tests.unit.common.rpc.certificate import write_certificate
 from tests.unit.common.rpc.echo import SERVICE, Echo, call_kind, serving
 
@@ -132,6 +133,25 @@ async def test_sigterm_refuses_new_calls_and_lets_running_ones_finish(tmp_path: 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call_kind(channel, "Unary", b"a", timeout=10.0)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_calls_beyond_the_limit_are_refused_as_overload(tmp_path: Path) -> None:
+    running, may_finish = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: bytes) -> None:
+        running.set()
+        await may_finish.wait()
+
+    listen = f"unix:{tmp_path}/s.sock"
+    async with serving(Echo(wait), listen, max_concurrent_calls=1) as server, aio_channel(server.address) as channel:
+        call = asyncio.create_task(call_kind(channel, "Unary", b"a"))
+        await running.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call_kind(channel, "Unary", b"b")
+        assert type(from_rpc_error(caught.value)) is Overloaded
+
+        may_finish.set()
+        assert await call == [b"a"]
 
 
 async def test_calls_that_outlast_the_grace_are_ended(tmp_path: Path) -> None:

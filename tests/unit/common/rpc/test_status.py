@@ -87,6 +87,28 @@ def test_an_unknown_model_carries_its_name() -> None:
     assert (resource.resource_type, resource.resource_name) == ("model", "models/x")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OctavoError("ü" * 100_000),
+        InvalidParameter("stop", "№" * 100_000, metadata={"value": "ü" * 100_000}),
+        ModelNotFound("x" * 100_000, metadata={"model": "y" * 100_000}),
+        OctavoError("half a character: \ud800"),
+    ],
+)
+async def test_an_error_of_any_length_arrives(error: OctavoError, tmp_path: Path) -> None:
+    async def fail(request: bytes) -> None:
+        raise error
+
+    async with serving(Echo(fail), f"unix:{tmp_path}/s.sock") as server, aio_channel(server.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call_kind(channel, "Unary", b"")
+
+    received = from_rpc_error(caught.value)
+    assert type(received) is type(error)
+    assert received.message[:8] == error.message[:8]
+
+
 async def test_synchronous_callers_get_the_same(tmp_path: Path) -> None:
     async with serving(Echo(raise_named), f"unix:{tmp_path}/s.sock") as server:
 
