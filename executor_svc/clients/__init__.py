@@ -1,0 +1,1 @@
+"""What executor_svc calls: the block store."""

@@ -100,9 +100,11 @@ class BlockStoreClient:
             timeout_s: a store that needs longer counts as one that has no more blocks.
 
         Raises:
-            ValueError: a buffer has another length, or is not contiguous.
+            ValueError: a buffer has another length, is not contiguous or cannot be written.
         """
         self._check(blocks)
+        if any(data.readonly for _, data in blocks):
+            raise ValueError("a buffer to load into is read-only")
         if not blocks:
             return LoadReport()
         started_s = time.monotonic()
@@ -159,6 +161,9 @@ class BlockStoreClient:
                     continue
                 self._pause(known)
                 return None
+            except BaseException:
+                self._drop("a save or load was broken off")  # or what it held would be held for ever
+                raise
             self._degraded.clear("kvstore_unavailable")
             self._pause_s = _FIRST_PAUSE_S
             return result

@@ -21,6 +21,8 @@ from kvstore_svc.tiers.base import LowerTier
 from kvstore_svc.tiers.shm import ShmTier
 
 log = logging.getLogger(__name__)
+# Of the store itself; no client has it, theirs are random.
+OWN_SESSION = SessionId("store")
 _MAX_WRITES_DOWN = 256
 # Hashing this many bytes on the event loop costs less than handing them to a thread.
 _INLINE_HASH_BYTES = 256 * 1024
@@ -51,7 +53,7 @@ class TierStack:
         self._clock = clock
         self._degraded = degraded
         # Blocks on their way up or down are held by this session, which has no process behind it and never expires.
-        self._own = shm.store.open_session(SessionId("store"), "store", Layout(b"", 0), inf)
+        self._own = shm.store.open_session(OWN_SESSION, "store", Layout(b"", 0), inf)
         self._filling: dict[BlockKey, asyncio.Task[str | None]] = {}
         self._writing_down: set[asyncio.Task[None]] = set()
 

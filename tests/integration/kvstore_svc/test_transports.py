@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import grpc
 import pytest
@@ -231,6 +232,31 @@ def test_a_block_larger_than_a_slab_is_refused_with_the_setting(empty_store: Sto
 def test_a_buffer_of_the_wrong_size_is_the_callers_bug(empty_store: StoreProcess) -> None:
     with closing(empty_store.client()) as client, pytest.raises(ValueError, match="4096 bytes"):
         client.save([(key(1), memoryview(bytes(4095)))])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_call_that_is_broken_off_holds_nothing(store: StoreProcess, transport: Transport) -> None:
+    """An interrupt, for example, or a bug of the caller: the session goes on beating, so its leases must end here."""
+
+    class BrokenOffError(Exception):
+        pass
+
+    class BreaksOff(list[Block]):
+        def __getitem__(self, position: Any) -> Any:
+            raise BrokenOffError
+
+    with closing(store.client(transport)) as client:
+        client.save(make_blocks(2, 4096))
+        for call in (lambda blocks: client.save(blocks), lambda blocks: client.load(blocks, 5.0)):
+            with pytest.raises(BrokenOffError):
+                call(BreaksOff(make_buffers(make_blocks(2, 4096, first=1))))
+            wait_until(lambda: store.stats().tiers[0].num_leased_blocks == 0)
+        assert client.load(make_buffers(make_blocks(2, 4096)), 5.0).num_loaded == 2
+
+
+def test_a_buffer_that_cannot_be_written_is_the_callers_bug(empty_store: StoreProcess) -> None:
+    with closing(empty_store.client()) as client, pytest.raises(ValueError, match="read-only"):
+        client.load([(key(1), memoryview(bytes(4096)))], 1.0)
 
 
 def error_of(call: Callable[[], object]) -> OctavoError:
