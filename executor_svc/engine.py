@@ -188,7 +188,9 @@ def _allocate_pool(settings: ExecutorSettings, model: LoadedModel) -> KvPool:
 
 
 def _warm_up(runner: ModelRunner, limits: BatchLimits) -> None:
-    """Runs each shape of step once, which compiles kernels and takes the scratch memory of the largest step.
+    """Runs each kind of step once, which compiles kernels and takes the scratch memory of the largest step.
+
+    The kinds: a chunk that samples nothing, the end of a prompt, a decode.
 
     Raises:
         StartupError: a step failed.
@@ -196,11 +198,12 @@ def _warm_up(runner: ModelRunner, limits: BatchLimits) -> None:
     num_tokens = min(limits.max_num_batched_tokens, limits.max_model_len - 2, (limits.num_blocks * limits.block_size) - 2)
     if num_tokens < 1:
         raise StartupError("max_num_batched_tokens, max_model_len and the KV pool leave no room for a single step")
-    blocks = [BlockId(i) for i in range(-(-(num_tokens + 1) // limits.block_size))]
-    new = NewSequence(SeqId(1), [1] * num_tokens, num_tokens, 0, blocks, SamplingParams(temperature=0.0))
+    blocks = [BlockId(i) for i in range(-(-(num_tokens + 2) // limits.block_size))]
+    new = NewSequence(SeqId(1), [1] * (num_tokens + 1), num_tokens + 1, 0, blocks, SamplingParams(temperature=0.0))
     steps = [
         StepPlan(step_id=1, new_sequences=[new], chunks=[Chunk(SeqId(1), num_tokens)]),
         StepPlan(step_id=2, chunks=[Chunk(SeqId(1), 1)]),
+        StepPlan(step_id=3, chunks=[Chunk(SeqId(1), 1)]),
     ]
     for step in steps:
         outcome = runner.execute(step)

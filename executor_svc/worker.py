@@ -5,6 +5,7 @@ the worker ends.
 """
 
 import ctypes
+import faulthandler
 import gc
 import logging
 import os
@@ -34,6 +35,7 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_the_front()
+    faulthandler.enable()
     pipe = FramePipe(socket.socket(fileno=fd))
     frames = pipe.receive(wait=True)
     if frames is None:
