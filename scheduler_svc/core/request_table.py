@@ -1,6 +1,5 @@
-"""Requests by id, and what is remembered of those that ended. Hands out sequence ids and places in the queue."""
+"""Requests that have not ended, and their sequences, by id. Hands out sequence ids and places in the queue."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from common.block_hash import chain_keys
@@ -10,9 +9,6 @@ from scheduler_svc.core.block_table import BlockTable
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_state import RequestState
 from scheduler_svc.core.sequence import Sequence
-
-NUM_REMEMBERED = 4096
-"""How many ended requests can still be asked about."""
 
 
 class RequestTable:
@@ -27,7 +23,6 @@ class RequestTable:
         self._block_size = block_size
         self._is_keyed = is_keyed
         self._live: dict[RequestId, RequestState] = {}
-        self._ended: OrderedDict[RequestId, RequestState] = OrderedDict()
         self._sequences: dict[SeqId, Sequence] = {}
         self._num_arrivals = 0
         self._num_sequences = 0
@@ -36,7 +31,7 @@ class RequestTable:
         return len(self._live)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """Requests that have not ended, in order of arrival; the table may change meanwhile."""
+        """All requests, in order of arrival; the table may change meanwhile."""
         return iter(list(self._live.values()))
 
     def check_new(self, request_id: RequestId) -> None:
@@ -49,7 +44,6 @@ class RequestTable:
         keys = chain_keys(request.root_key, request.prompt_token_ids, self._block_size) if self._is_keyed else []
         state = RequestState(request, [], keys)
         self._live[request.request_id] = state
-        self._ended.pop(request.request_id, None)
         self._num_arrivals += 1
         for index, generated in enumerate(request.generated or ((),) * request.n):
             if generated is None:
@@ -72,23 +66,19 @@ class RequestTable:
         return state
 
     def get(self, request_id: RequestId) -> RequestState | None:
-        """A request that has not ended."""
+        """A request; None: unknown or ended."""
         return self._live.get(request_id)
 
-    def remembered(self, request_id: RequestId) -> RequestState | None:
-        """A request that has not ended, or not long ago."""
-        return self._live.get(request_id) or self._ended.get(request_id)
-
     def state_of(self, sequence: Sequence) -> RequestState:
-        """The request of a sequence that has not ended."""
+        """The request of a sequence in the table."""
         return self._live[sequence.request.request_id]
 
     def sequence(self, seq_id: SeqId) -> Sequence | None:
-        """A sequence that has not ended."""
+        """A sequence; None: unknown or ended."""
         return self._sequences.get(seq_id)
 
     def sequences(self) -> list[Sequence]:
-        """All sequences that have not ended, in order of arrival."""
+        """All sequences, in order of arrival."""
         return list(self._sequences.values())
 
     def remove(self, sequence: Sequence) -> RequestState:
@@ -98,7 +88,4 @@ class RequestTable:
         del self._sequences[sequence.seq_id]
         if not state.sequences:
             del self._live[state.request.request_id]
-            self._ended[state.request.request_id] = state
-            if len(self._ended) > NUM_REMEMBERED:
-                self._ended.popitem(last=False)
         return state

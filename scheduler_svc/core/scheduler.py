@@ -235,14 +235,14 @@ class Scheduler:
     def cached_tokens(self, request_id: RequestId) -> dict[str, int]:
         """Prompt tokens of a request that were not computed for it, by tier: "device", "shm", "disk", "redis".
 
-        Tiers with none are left out. Known from the first admission until some thousand requests after its end.
+        Tiers with none are left out. Known from the first admission to the request's end.
         """
-        state = self._requests.remembered(request_id)
+        state = self._requests.get(request_id)
         return dict(state.cached_by_tier) if state else {}
 
     def admitted_at_s(self, request_id: RequestId) -> float | None:
-        """When the request first got a place in the batch; None if it has not. Known as long as cached_tokens."""
-        state = self._requests.remembered(request_id)
+        """When the request first got a place in the batch; None if it has not, or has ended."""
+        state = self._requests.get(request_id)
         return state.admitted_at_s if state else None
 
     def flush_cache(self) -> int:

@@ -593,6 +593,10 @@ def test_admission_time_is_the_first_one() -> None:
     rig.now_s = 3.0
     rig.schedule()
     rig.now_s = 4.0
-    rig.run()
+    while len(rig.ended) < 1:
+        rig.apply()
+        rig.schedule()
 
     assert rig.scheduler.admitted_at_s(request_id) == 3.0
+    rig.wind_up()
+    assert rig.scheduler.admitted_at_s(request_id) is None
