@@ -76,6 +76,11 @@ def _connectors(settings: SchedulerSettings) -> list[ExecutorConnector]:
     return [GrpcExecutor(Address.parse(text), security) for text in settings.executors]
 
 
+def _store(settings: SchedulerSettings, degraded: DegradedPaths) -> BlockStoreLookup:
+    security = ChannelSecurity(tls_ca=settings.kvstore_tls_ca, token=settings.kvstore_token.get_secret_value())
+    return BlockStoreLookup(Address.parse(settings.kvstore) if settings.kvstore else None, degraded, security)
+
+
 @asynccontextmanager
 async def running_app(settings: SchedulerSettings, connectors: Sequence[ExecutorConnector] | None = None) -> AsyncIterator[App]:
     """The scheduler from its start to its end.
@@ -95,7 +100,7 @@ async def running_app(settings: SchedulerSettings, connectors: Sequence[Executor
     metrics = EngineMetrics()
     model_name = public_name(settings.model_name) if settings.model_name else ""
     clock = MonotonicClock()
-    store = BlockStoreLookup(Address.parse(settings.kvstore) if settings.kvstore else None, degraded)
+    store = _store(settings, degraded)
     engine = Engine(
         _connectors(settings) if connectors is None else connectors, engine_config(settings), clock, store, degraded,
         model_name=model_name, observe=metrics.observe,

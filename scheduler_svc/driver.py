@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.errors import ExecutorLost, OctavoError, QueueTimeout, Unavailable
+from common.errors import ExecutorLost, NoExecutor, OctavoError, QueueTimeout, Unavailable
 from common.ids import ExecutorId, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
@@ -47,7 +47,7 @@ class ExecutorDriver:
         scheduler: the core; None before the first session.
         is_connected: a session is open.
         generations: all requests that are here, by id.
-        problem: why there is no session, for people.
+        problem: why the last session ended or there was none.
 
     Args:
         on_end: called once for every generation that ends here.
@@ -67,7 +67,7 @@ class ExecutorDriver:
         self.scheduler: Scheduler | None = None
         self.generations: dict[RequestId, Generation] = {}
         self.totals = StepTotals()
-        self.problem = "not tried yet"
+        self.problem: OctavoError = NoExecutor("not tried yet")
         self._config = config
         self._clock = clock
         self._store = store

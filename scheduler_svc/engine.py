@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.errors import Cancelled, Draining, DuplicateRequest, ExecutorLost, NoExecutor, OctavoError
+from common.errors import Cancelled, Draining, DuplicateRequest, ExecutorLost, ModelLoading, NoExecutor, OctavoError
 from common.ids import ExecutorId, RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.clients.block_store import BlockStore
@@ -123,7 +123,7 @@ class Engine:
         """What is served; waits a moment for an executor.
 
         Raises:
-            Draining, NoExecutor.
+            Draining, NoExecutor, ModelLoading.
         """
         if self._is_draining:
             raise Draining("the server is about to stop", retry_after_s=1.0)
@@ -131,8 +131,10 @@ class Engine:
             async with asyncio.timeout(self._config.executor_wait_s):
                 await self._connected.wait()
         except TimeoutError:
-            reasons = "; ".join(f"{driver.address}: {driver.problem}" for driver in self.drivers) or "none is configured"
-            raise NoExecutor(f"no executor is connected ({reasons})", retry_after_s=1.0) from None
+            reasons = "; ".join(f"{driver.address}: {driver.problem.message}" for driver in self.drivers) or "none is configured"
+            is_loading = any(isinstance(driver.problem, ModelLoading) for driver in self.drivers)
+            error_class = ModelLoading if is_loading else NoExecutor
+            raise error_class(f"no executor is connected ({reasons})", retry_after_s=1.0) from None
         assert self.model is not None
         return self.model
 
@@ -236,13 +238,19 @@ class Engine:
                 finally:
                     await link.close()
             except OctavoError as error:
-                driver.problem = error.message
-                self.degraded.note("executor_unavailable", f"{driver.address}: {error.message}")
+                self._note_problem(driver, error)
             except Exception:
                 log.exception("executor %s: the session failed", driver.address)
                 driver.discard(OctavoError("internal error; the server's log has the details"))
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+
+    def _note_problem(self, driver: ExecutorDriver, error: OctavoError) -> None:
+        if driver.info is not None:
+            self.degraded.note("executor_unavailable", f"{driver.address}: {error.message}")
+        elif error.message != driver.problem.message:  # at its start an executor may take its time
+            log.info("executor %s: waiting: %s", driver.address, error.message)
+        driver.problem = error
 
     def _accepts(self, driver: ExecutorDriver, info: pb.ExecutorInfo) -> bool:
         if self._model_name and info.model != self._model_name:
@@ -252,7 +260,7 @@ class Engine:
         else:
             self.model = self.model or info
             return True
-        driver.problem = problem
+        driver.problem = NoExecutor(f"refused: {problem}")
         self.degraded.note("executor_refused", f"{driver.address}: {problem}")
         return False
 

@@ -18,6 +18,8 @@ class SchedulerSettings(ServiceSettings):
     kvstore: str = Field("", description="address of kvstore_svc; empty: none")
     executor_token: SecretStr = Field(SecretStr(""), description="bearer token that executors ask for; empty: none")
     executor_tls_ca: Path | None = Field(None, description="PEM file; set: executors are reached by TLS of this authority")
+    kvstore_token: SecretStr = Field(SecretStr(""), description="bearer token that the block store asks for; empty: none")
+    kvstore_tls_ca: Path | None = Field(None, description="PEM file; set: the block store is reached by TLS of this authority")
     model: Path | None = Field(None, description="prepared model folder: tokenizer and chat template; not set: token ids only")
     model_name: str = Field("", description="models/{name} that clients ask for; empty: what the executors call it")
 

@@ -89,7 +89,7 @@ async def test_an_executor_that_owes_a_result_for_too_long_is_lost(serve: Serve)
         served.fake.gate.clear()  # hangs, while its connection is fine
         streams = [asyncio.create_task(stream_tokens(served, tokens_request([*PROMPT, i], 20))) for i in range(4)]
         assert await asyncio.gather(*streams) == [continuation([*PROMPT, i], 20) for i in range(4)]
-        assert "no result of a step" in first.problem
+        assert "no result of a step" in first.problem.message
 
 
 async def test_an_executor_with_another_model_is_refused(serve: Serve) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from common.block_hash import root_key
-from common.errors import OctavoError, Unavailable
+from common.errors import OctavoError
 from common.ids import BlockKey, RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
@@ -61,11 +61,11 @@ class ScriptedExecutor:
         self.info = pb.ExecutorInfo(**(fields | changes))
         self.links: list[ScriptedLink] = []
         self.hellos: list[pb.Hello] = []
-        self.is_reachable = True
+        self.problem: OctavoError | None = None
 
     async def connect(self, hello: pb.Hello) -> ScriptedLink:
-        if not self.is_reachable:
-            raise Unavailable("nobody is there")
+        if self.problem is not None:
+            raise self.problem
         self.hellos.append(hello)
         self.links.append(ScriptedLink(self.info))
         return self.links[-1]

@@ -13,9 +13,11 @@ from common.errors import (
     DuplicateRequest,
     ExecutorLost,
     KvPoolTooSmall,
+    ModelLoading,
     NoExecutor,
     QueueFull,
     QueueTimeout,
+    Unavailable,
 )
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.core.request import FinishReason
@@ -156,12 +158,20 @@ async def test_a_request_waits_no_longer_than_it_wants() -> None:
 
 async def test_nobody_to_run_it() -> None:
     executor = ScriptedExecutor()
-    executor.is_reachable = False
+    executor.problem = Unavailable("nobody is there")
     async with running(executor) as engine:
         with pytest.raises(NoExecutor, match="nobody is there"):
             await engine.submit(make_request(), RecordedOutput())
         assert engine.num_open_requests == 0
-        assert engine.degraded.counts["executor_unavailable"] == 1
+
+
+async def test_a_model_that_is_being_loaded_is_said_to_be() -> None:
+    executor = ScriptedExecutor()
+    executor.problem = ModelLoading("the executor is loading its model")
+    async with running(executor) as engine:
+        with pytest.raises(ModelLoading, match="loading its model") as caught:
+            await engine.submit(make_request(), RecordedOutput())
+        assert caught.value.retry_after_s is not None
 
 
 async def test_draining_takes_no_more_and_is_idle_when_the_last_one_ends() -> None:
@@ -206,7 +216,7 @@ async def test_without_a_successor_the_request_fails_in_the_end() -> None:
         output = RecordedOutput()
         await engine.submit(make_request(), output)
         await settle()
-        executor.is_reachable = False
+        executor.problem = Unavailable("nobody is there")
         await executor.links[0].say(None)
         while output.error is None:
             await settle()
