@@ -29,4 +29,5 @@ class Reference:
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """float32 [len(token_ids), vocab_size]: teacher-forced logits at every position."""
         with torch.inference_mode():
-            return self.model(torch.tensor([token_ids]), use_cache=False).logits[0].float()
+            logits: torch.Tensor = self.model(torch.tensor([token_ids]), use_cache=False).logits
+            return logits[0].float()

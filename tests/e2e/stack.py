@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -113,7 +114,7 @@ class Stack:
         """Waits until a service reports SERVING; fails with its log when it dies first."""
         deadline = time.monotonic() + timeout_s
         with grpc.insecure_channel(f"unix:{self.folder}/{socket}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack the methods
             while True:
                 if self.processes[process].popen.poll() is not None:
                     raise AssertionError(f"{process} ended at start:\n{self.processes[process].tail()}")

