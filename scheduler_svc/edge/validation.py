@@ -68,7 +68,7 @@ def check_text_size(field: str, text: str, max_context_tokens: int, longest_toke
         PromptTooLong.
     """
     if not text:
-        raise InvalidParameter(field, "is empty, at least one token")
+        raise InvalidParameter(field, "the prompt is empty, at least one token")
     least_tokens = len(text) // longest_token_bytes
     if least_tokens > max_context_tokens:
         raise _too_long(field, f"at least {least_tokens} tokens", least_tokens, max_context_tokens)
@@ -88,7 +88,7 @@ def check_context(field: str, num_prompt_tokens: int, max_tokens: int | None, ma
         PromptTooLong.
     """
     if num_prompt_tokens == 0:
-        raise InvalidParameter(field, "is empty, at least one token")
+        raise InvalidParameter(field, "the prompt is empty, at least one token")
     if num_prompt_tokens >= max_context_tokens:
         raise _too_long(field, f"{num_prompt_tokens} tokens and room for one more", num_prompt_tokens, max_context_tokens)
     if max_tokens is not None and num_prompt_tokens + max_tokens > max_context_tokens:
