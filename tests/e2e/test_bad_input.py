@@ -74,7 +74,8 @@ def test_invalid_utf8_is_an_invalid_argument(stack: Stack, stub: inference_servi
     generation = b"\x12\x02\xff\xfe"  # field 2 (text): two bytes that are no UTF-8
     message = b"\x0a" + bytes([len(generation)]) + generation
     with stack.channel() as channel:
-        call: "grpc.UnaryStreamMultiCallable[bytes, bytes]" = channel.unary_stream("/octavo.scheduler.v1.InferenceService/StreamGenerate")
+        method = "/octavo.scheduler.v1.InferenceService/StreamGenerate"
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
 
         with pytest.raises(grpc.RpcError) as caught:
             list(call(message, timeout=10))
