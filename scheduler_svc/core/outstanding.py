@@ -45,9 +45,6 @@ class OutstandingSteps:
     def __init__(self) -> None:
         self._steps: deque[PlannedStep] = deque()
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     def __iter__(self) -> Iterator[PlannedStep]:
         return iter(self._steps)
 
@@ -70,7 +67,3 @@ class OutstandingSteps:
             expected = self._steps[0].step_id if self._steps else None
             raise ValueError(f"result of step {step_id}, the next one to come is {expected}")
         return self._steps.popleft()
-
-    def clear(self) -> None:
-        """No result will come."""
-        self._steps.clear()

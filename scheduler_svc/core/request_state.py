@@ -34,7 +34,7 @@ class RequestState:
         return self.admitted_at_s is None
 
     def note_admission(self, now_s: float, num_cached_tokens: int) -> None:
-        """The first sample was admitted with so many tokens that it need not compute."""
+        """The first sample was admitted with so many prompt tokens that it need not compute."""
         self.admitted_at_s = now_s
         remaining = num_cached_tokens
         for tier, num_loaded in self.loaded_by_tier.items():

@@ -100,5 +100,5 @@ class StepPlanner:
             self._add_chunk(batch, sequence)
             if state.is_queued:
                 self._waiting.count_out(sequence.num_prompt_tokens)
-                state.note_admission(now_s, attachment.num_tokens)
+                state.note_admission(now_s, min(attachment.num_tokens, sequence.num_prompt_tokens))
                 self.cached_tokens_by_tier.update(state.cached_by_tier)
