@@ -1,15 +1,16 @@
 """Weights in 8 bits: how near they are, what they cost, and that the default model still says the same."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transformers
 from tokenizers import Tokenizer
 from torch import nn
 
+from executor_svc.kernels.cpu.backend import CpuBackend
+from executor_svc.model.load import Quantization, load_model
 from executor_svc.model.quantize import GROUP_SIZE, Int8Embedding, Int8Linear, quantize_model, quantize_weight
+from tests.unit.executor_svc.model.tiny import paged_logits
 
 TEXT = (
     "A lighthouse keeper wrote down the weather every morning. On the first of March 1987 the wind came from the north, and two "
@@ -86,11 +87,14 @@ def test_subclasses_and_what_they_share_are_left_alone() -> None:
     assert quantize_model(nn.Sequential(embed, nn.Linear(32, 32), head)) == 1
 
 
-@torch.inference_mode()
 def test_default_model_keeps_its_most_likely_tokens(default_model_folder: Path) -> None:
-    ids = torch.tensor([Tokenizer.from_file(str(default_model_folder / "tokenizer.json")).encode(TEXT).ids])
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(default_model_folder, dtype=torch.float32)
-    wanted = model(input_ids=ids, use_cache=False).logits[0].argmax(dim=-1)
-    assert quantize_model(model) == 30 * 7 + 2
-    found = model(input_ids=ids, use_cache=False).logits[0].argmax(dim=-1)
-    assert float((found == wanted).float().mean()) >= 0.97
+    ids = torch.tensor(Tokenizer.from_file(str(default_model_folder / "tokenizer.json")).encode(TEXT).ids)
+    backend = CpuBackend()
+    choices, num_bytes = [], []
+    formats: tuple[Quantization, ...] = ("none", "int8")
+    for quantization in formats:
+        model = load_model(default_model_folder, quantization=quantization, backend=backend)
+        choices.append(paged_logits(model, backend, [ids], [[len(ids)]])[0].argmax(dim=-1))
+        num_bytes.append(sum(tensor.nbytes for tensor in (*model.module.parameters(), *model.module.buffers())))
+    assert float((choices[0] == choices[1]).float().mean()) >= 0.97
+    assert num_bytes[1] < 0.3 * num_bytes[0]
