@@ -65,10 +65,12 @@ class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
 
 async def _pump(requests: AsyncIterator[pb.RunSessionRequest], session: WorkerSession) -> None:
     """Hands the scheduler's commands to the worker until the scheduler ends the stream."""
-    async for request in requests:
-        command = request.WhichOneof("command")
-        if command is None or command == "hello":
-            session.end(InvalidParameter("command", f"{command} is not expected within a session"))
-            return
-        await session.send(request)
-    session.end()
+    try:
+        async for request in requests:
+            command = request.WhichOneof("command")
+            if command is None or command == "hello":
+                session.end(InvalidParameter("command", f"{command} is not expected within a session"))
+                return
+            await session.send(request)
+    finally:
+        session.end()

@@ -203,6 +203,8 @@ class WorkerProcess:
         status = await self._process.wait()
         if not self._stopping:
             how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            if status == -signal.SIGKILL:
+                how += " (the system kills processes when it runs out of memory)"
             log.error("the worker process %d is gone: %s", self.pid, how)
             if not self.ready.done():
                 self.ready.set_exception(StartupError(f"the worker process ended while it was loading the model: {how}"))
