@@ -80,8 +80,13 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def reason(self) -> str:
-        """Why it ended, for people: its last words."""
+    def ending(self) -> str:
+        """How it ended, for people: "killed by SIGKILL", or its exit code and last words."""
+        code = self.exited.result()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}: {self.last_words()}"
+
+    def last_words(self) -> str:
+        """The reason that it gave, or else its last line."""
         words = [line for line in self.tail if line.strip()]
         reasons = [match[1] for match in map(_REASON.search, words) if match is not None]
         return (reasons or words or ["it said nothing"])[-1]

@@ -82,7 +82,7 @@ class Stack:
                 if child.exited.done():
                     raise StartupError(_last_words(child, "ended at its start"))
             if not task.done():
-                last = self.children[name].reason()
+                last = self.children[name].last_words()
                 raise StartupError(f"{name} is not ready after {self._start_timeout_s:.0f} s; its last words: {last}")
             task.result()
         finally:
@@ -102,9 +102,7 @@ class Stack:
                     continue
                 if time.monotonic() - self._started_at[service.name] < self._shortest_life_s:
                     raise StartupError(_last_words(child, "ended again and again"))
-                self._on_progress(
-                    f"{service.name} ended (exit code {child.exited.result()}: {child.reason()}); starting it again"
-                )
+                self._on_progress(f"{service.name} ended ({child.ending()}); starting it again")
                 child.kill()
                 await self._spawn(service)
                 self._on_progress(f"{service.name} runs again")
@@ -185,4 +183,4 @@ async def _is_listening(address: Address) -> None:
 
 
 def _last_words(child: Child, what: str) -> str:
-    return f"{child.name} {what} (exit code {child.exited.result()}): {child.reason()}"
+    return f"{child.name} {what} ({child.ending()})"

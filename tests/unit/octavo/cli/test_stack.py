@@ -85,7 +85,7 @@ async def test_a_childs_last_words_are_its_reason(words: str, reason: str) -> No
     child = await Child.start("c", ["-c", f"print('before'); raise SystemExit({words!r})"], ignore)
 
     assert await child.exited == 1
-    assert child.reason() == reason
+    assert child.last_words() == reason
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_with_what_it_started() -> None:
@@ -132,7 +132,7 @@ async def test_a_stack_starts_in_order_and_stops_in_reverse(tmp_path: Path) -> N
 
 async def test_a_child_that_cannot_start_fails_the_stack_with_its_reason(tmp_path: Path) -> None:
     async with stack_of(fake(tmp_path, "kvstore", "mute"), fake(tmp_path, "scheduler", "refuse")) as (stack, _):
-        with pytest.raises(StartupError, match=r"scheduler ended at its start \(exit code 1\): no room for scheduler"):
+        with pytest.raises(StartupError, match=r"scheduler ended at its start \(exit code 1: no room for scheduler\)"):
             await stack.start()
         pids = [child.pid for child in stack.children.values()]
 
@@ -158,7 +158,7 @@ async def test_a_child_that_ends_later_is_started_again_and_the_others_go_on(tmp
 
         os.kill(first, signal.SIGKILL)
 
-        assert "kvstore ended (exit code -9" in await asyncio.wait_for(said.get(), 20)
+        assert "kvstore ended (killed by SIGKILL)" in await asyncio.wait_for(said.get(), 20)
         assert await asyncio.wait_for(said.get(), 20) == "kvstore runs again"
         assert stack.children["kvstore"].pid != first
         assert stack.children["scheduler"].pid == other
@@ -195,7 +195,7 @@ async def test_a_second_signal_kills_what_is_slow_to_stop(tmp_path: Path) -> Non
 
 async def test_a_process_that_ends_by_itself_gives_its_last_line() -> None:
     assert await run_to_end("p", ["-c", "print('progress'); print('/the/folder')"], ignore) == "/the/folder"
-    with pytest.raises(StartupError, match=r"p failed \(exit code 1\): it is broken"):
+    with pytest.raises(StartupError, match=r"p failed \(exit code 1: it is broken\)"):
         await run_to_end("p", ["-c", "raise SystemExit('error: it is broken')"], ignore)
     with pytest.raises(StartupError, match="printed no result"):
         await run_to_end("p", ["-c", ""], ignore)

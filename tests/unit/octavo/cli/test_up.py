@@ -96,7 +96,7 @@ def test_up_says_why_a_service_cannot_start_and_stops_the_others(name: str, envi
         _, said = process.communicate(timeout=60)
 
     assert process.returncode == 2
-    assert said.splitlines()[-1] == f"error: {name} ended at its start (exit code 1): no room for {name}"
+    assert said.splitlines()[-1] == f"error: {name} ended at its start (exit code 1: no room for {name})"
     assert "Traceback" not in said
     assert list((tmp_path / "t").iterdir()) == []
 
@@ -106,7 +106,7 @@ def test_up_says_why_a_model_cannot_be_prepared(environment: dict[str, str], tmp
         _, said = process.communicate(timeout=60)
 
     assert process.returncode == 2
-    assert said.splitlines()[-1] == "error: prepare failed (exit code 1): no model missing"
+    assert said.splitlines()[-1] == "error: prepare failed (exit code 1: no model missing)"
 
 
 def test_up_refuses_a_port_in_use_before_it_prepares_anything(environment: dict[str, str]) -> None:
