@@ -1,5 +1,6 @@
 """`octavo chat`: a conversation in the terminal. The client keeps the turns; the server's prefix cache makes that cheap."""
 
+import contextlib
 import sys
 from collections.abc import Generator, Iterator
 from typing import Annotated
@@ -14,6 +15,9 @@ from octavo.cli.figures import answer_figures
 from octavo.client import DEFAULT_TARGET
 from octavo.errors import OctavoError, Unavailable
 from octavo.prompt import ChatMessage
+
+with contextlib.suppress(ImportError):  # some builds of Python have none
+    import readline  # noqa: F401 -- gives input() a history and line editing
 
 
 def chat(

