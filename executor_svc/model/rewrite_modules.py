@@ -180,7 +180,19 @@ class FusedLayer:
         return h.view(hidden_states.shape)
 
 
-def packed_rotary(position_embeddings: tuple[Tensor, Tensor]) -> Rotary:
-    """The rotary embedding of a packed batch, from cos and sin [1, num_tokens, rotary_dim]."""
-    cos, sin = position_embeddings
-    return Rotary(cos[0].contiguous(), sin[0].contiguous())
+class _RotarySlot:
+    """The packed form of the last position embeddings: every layer of a step is called with the same."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._rotary: Rotary | None = None
+
+    def __call__(self, position_embeddings: tuple[Tensor, Tensor]) -> Rotary:
+        """The rotary embedding of a packed batch, from cos and sin [1, num_tokens, rotary_dim]."""
+        if self._rotary is None or self._key is not position_embeddings:
+            cos, sin = position_embeddings
+            self._key, self._rotary = position_embeddings, Rotary(cos[0].contiguous(), sin[0].contiguous())
+        return self._rotary
+
+
+packed_rotary = _RotarySlot()

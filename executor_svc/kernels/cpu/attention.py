@@ -20,6 +20,7 @@ from executor_svc.kernels.cpu.compile import FIRST_ARG, barrier, kernel, named, 
 from executor_svc.kernels.cpu.tile import MAX_ROWS, add_tile_bf16, add_tile_f32, tile_bf16, tile_f32
 from executor_svc.kernels.cpu.vector import (
     LANES,
+    keep_out_of_line,
     load_f32,
     load_f64,
     load_i32,
@@ -66,6 +67,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
     @named(dtype)
     def rotate(args, token, source, target, dim, scale):  # type: ignore[no-untyped-def]
         """Writes one head [dim] as float32, rotated if there is a rotary embedding, times scale."""
+        keep_out_of_line()
         cos = load_i64(args, _COS)
         rotary = load_i64(args, _ROTARY_DIM) if cos != 0 else 0
         factor = vsplat(scale)
@@ -129,6 +131,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
     @named(dtype)
     def score_span(args, seq, head, rows, first, last, queries, scores, gathered):  # type: ignore[no-untyped-def]
         """Scores [rows, SPAN] of keys first <= position < last; first is a multiple of SUBTILE."""
+        keep_out_of_line()
         block_size, dim_k = load_i64(args, _BLOCK_SIZE), load_i64(args, _DIM_K)
         is_direct = block_size % SUBTILE == 0
         for position in range(first, last, 2 * SUBTILE):
@@ -163,6 +166,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
     @named(dtype)
     def fold_softmax(args, row, low, high, width, scores, acc, acc_width, maxima, sums):  # type: ignore[no-untyped-def]
         """Turns a row's scores of columns low <= c < high into weights, 0 elsewhere, and rescales what was summed before."""
+        keep_out_of_line()
         softcap = load_f64(args, _SOFTCAP)
         line = scores + 4 * row * SPAN
         before = load_f32(maxima + 4 * row)
@@ -208,6 +212,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
     @named(dtype)
     def add_values(args, seq, head, rows, first, low, last, scores, acc, acc_width, gathered):  # type: ignore[no-untyped-def]
         """Adds weights [rows, SPAN] times values of low <= position < last to acc; column 0 is position first."""
+        keep_out_of_line()
         block_size, dim_v = load_i64(args, _BLOCK_SIZE), load_i64(args, _DIM_V)
         is_direct = block_size % SUBTILE == 0 and dim_v % SUBTILE == 0
         num_tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
@@ -248,6 +253,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
     @named(dtype)
     def attend(args, scratch, seq, head, token, num_queries, split):  # type: ignore[no-untyped-def]
         """One item: queries token .. token + num_queries of a sequence for the heads of one kv head."""
+        keep_out_of_line()
         num_heads, num_kv_heads = load_i64(args, _NUM_HEADS), load_i64(args, _NUM_KV_HEADS)
         dim_k, dim_v = load_i64(args, _DIM_K), load_i64(args, _DIM_V)
         group = num_heads // num_kv_heads

@@ -244,6 +244,17 @@ def vstore_first(typing: Any, address: Any, value: Any, count: Any, dtype: Any) 
 
 
 @intrinsic
+def keep_out_of_line(typing: Any) -> Any:
+    """Asks LLVM not to inline the function that calls this: large ones would be compiled again at every call."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
 def call_address(typing: Any, address: Any) -> Any:
     """Calls the C function `int f(void)` at an address."""
 
