@@ -1,13 +1,16 @@
 """`cpu-a`, `cpu-b` and `cpu-c` through gRPC, beside transformers' generate and beside the same engine in one process.
 
-    python -m bench.cpu [--dtypes float32,bfloat16] [--repeat 3] [--traces FOLDER] [--json FILE]
+    python -m bench.cpu [--dtypes float32,bfloat16] [--repeat 2] [--trace azure_llm_2023_conv.csv] [--json FILE]
 
 Every process gets all cores, never two of them at once: the peers take turns, so only ratios within one run mean anything.
+Then weight-only int8 against fp32 (share of equal top-1 tokens), and the KV waste of the running block pool on a trace.
 """
 
 import argparse
 import gc
+import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.figures import Figures
+from bench.int8_agreement import add_agreement, most_likely_tokens
+from bench.kv_waste import measure_kv_waste, read_trace, report
 from bench.workloads import Workload, cpu_a, cpu_b, cpu_c
 from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc, inference_service_pb2_grpc
 from tests.e2e.stack import Answer, Stack, StackConfig, collect, greedy_request, running_stack
@@ -53,8 +58,12 @@ def flush(stack: Stack) -> None:
         admin.FlushCache(admin_service_pb2.FlushCacheRequest(include_store=True), timeout=30)
 
 
-def measure_octavo(figures: Figures, folder: Path, dtype: str, quantization: str, repeat: int, num_threads: int) -> None:
-    """Octavo's three processes."""
+def measure_octavo(figures: Figures, folder: Path, dtype: str, quantization: str, repeat: int, num_threads: int) -> list[int]:
+    """Octavo's three processes.
+
+    Returns:
+        The most likely tokens of a text, to compare dtypes with.
+    """
     name = f"octavo {dtype}" if quantization == "none" else f"octavo {quantization}"
     flags = ("--dtype", dtype, "--quantization", quantization)
     with running_stack(StackConfig(folder, executor_flags=flags, num_threads=num_threads)) as stack:
@@ -67,6 +76,7 @@ def measure_octavo(figures: Figures, folder: Path, dtype: str, quantization: str
                 cold.append(run_served(stack, workload))
                 again.append(run_served(stack, workload))
             add_runs(figures, workload, name, cold, again)
+        return most_likely_tokens(stack)
 
 
 def add_runs(figures: Figures, workload: Workload, peer: str, cold: list[ServedRun], again: list[ServedRun]) -> None:
@@ -107,12 +117,36 @@ def measure_transformers(figures: Figures, folder: Path, dtype: str, repeat: int
     gc.collect()
 
 
+def measure_split(figures: Figures, folder: Path, dtype: str, repeat: int, num_threads: int) -> None:
+    """The same engine in one process, and what three processes cost beside it."""
+    from bench.in_process import measure_in_process
+
+    workload = cpu_b()
+    seconds = measure_in_process(folder, dtype, ["cpu-b"], repeat, num_threads)["cpu-b"]
+    rate = figures.add("cpu-b", "output", [workload.num_output_tokens / s for s in seconds], "tokens/s", f"in process {dtype}")
+    served = figures.value("cpu-b", "output", f"octavo {dtype}")
+    figures.add("cpu-b", "cost of three processes", 100 * (1 - served / rate), "%", f"octavo {dtype}")
+
+
+def add_ratios(figures: Figures, dtype: str) -> None:
+    """Octavo against transformers, larger is better for Octavo."""
+    octavo, peer = f"octavo {dtype}", f"transformers {dtype}"
+    for workload, figure in (("cpu-a", "output"), ("cpu-b", "output")):
+        ratio = figures.value(workload, figure, octavo) / figures.value(workload, figure, peer)
+        figures.add(workload, f"{figure}, times transformers", ratio, "x", octavo)
+    for workload, figure in (("cpu-a", "ttft"), ("cpu-b", "mean ttft"), ("cpu-c", "cold"), ("cpu-c", "again")):
+        ratio = figures.value(workload, figure, peer) / figures.value(workload, figure, octavo)
+        figures.add(workload, f"{figure}, times transformers", ratio, "x", octavo)
+
+
 def main() -> None:
     """Runs everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--trace", type=Path, help="azure_llm_2023_conv.csv of the Azure Public Dataset, for the KV waste")
+    parser.add_argument("--json", type=Path, help="also write the JSON lines to this file")
     arguments = parser.parse_args()
     from executor_svc.model.prepare import prepare_model
     from executor_svc.settings import default_cache_dir
@@ -120,10 +154,22 @@ def main() -> None:
     folder = prepare_model(arguments.model, default_cache_dir(), print)
     num_threads = len(os.sched_getaffinity(0))
     figures = Figures()
+    tokens: dict[str, list[int]] = {}
     for dtype in arguments.dtypes.split(","):
-        measure_octavo(figures, folder, dtype, "none", arguments.repeat, num_threads)
+        tokens[dtype] = measure_octavo(figures, folder, dtype, "none", arguments.repeat, num_threads)
         measure_transformers(figures, folder, dtype, arguments.repeat, num_threads)
+        measure_split(figures, folder, dtype, arguments.repeat, num_threads)
+        add_ratios(figures, dtype)
+    tokens["int8"] = measure_octavo(figures, folder, "float32", "int8", arguments.repeat, num_threads)
+    if "float32" in tokens:
+        add_agreement(figures, tokens["float32"], tokens["int8"])
+    if arguments.trace is not None:
+        report(figures, measure_kv_waste(read_trace(arguments.trace, 8192, 2000), 16384, 16, 8192))
+    else:
+        print("KV waste: not measured, --trace names no file", file=sys.stderr)
     figures.print_table()
+    if arguments.json is not None:
+        arguments.json.write_text("".join(json.dumps(row) + "\n" for row in figures.rows))
 
 
 if __name__ == "__main__":
