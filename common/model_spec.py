@@ -68,7 +68,7 @@ def read_model_spec(folder: Path, name: str | None = None) -> ModelSpec:
         raise StartupError(f"{folder / 'config.json'} says no vocab_size")
     eos = generation.get("eos_token_id", text.get("eos_token_id", config.get("eos_token_id")))
     return ModelSpec(
-        name=public_name(name if name is not None else folder.resolve().name),
+        name=public_name(name if name is not None else folder_name(folder)),
         folder=folder,
         family=str(text.get("model_type", config.get("model_type", "unknown"))),
         max_model_len=_max_model_len(text),
@@ -78,6 +78,12 @@ def read_model_spec(folder: Path, name: str | None = None) -> ModelSpec:
         chat_template=_chat_template(folder, tokenizer),
         generation_defaults=_generation_defaults(generation),
     )
+
+
+def folder_name(folder: Path) -> str:
+    """A model's short name by its folder; of a snapshot in the hub cache, by the repository instead of the commit."""
+    folder = folder.resolve()
+    return folder.parent.parent.name.removeprefix("models--") if folder.parent.name == "snapshots" else folder.name
 
 
 def public_name(name: str) -> str:

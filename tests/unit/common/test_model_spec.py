@@ -73,6 +73,12 @@ def test_public_names(name: str, wanted: str) -> None:
     assert public_name(name) == wanted
 
 
+def test_snapshot_of_the_hub_cache_is_named_after_its_repository(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "models--Org--Tiny" / "snapshots" / "0123abcd")
+    assert read_model_spec(folder).name == "models/org--tiny"
+    assert read_model_spec(folder).name == public_name("Org/Tiny")
+
+
 def test_bad_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"has no config\.json"):
         read_model_spec(tmp_path)
