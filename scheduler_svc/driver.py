@@ -5,7 +5,6 @@ requests, and the next plan goes out in the same breath, while the executor work
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 
-log = logging.getLogger(__name__)
+_MAX_FRUITLESS_SESSIONS = 3
 
 
 @dataclass(slots=True)
@@ -80,6 +79,7 @@ class ExecutorDriver:
         # (step_id of the core, tokens of prompt chunks) of plans without a result.
         self._outstanding: deque[tuple[int, int]] = deque()
         self._step_offset: int | None = None
+        self._ran_in_session: set[RequestId] = set()
         self._watchdog: asyncio.Timeout | None = None
         self._defect: Exception | None = None
         self._is_pump_due = False
@@ -127,8 +127,20 @@ class ExecutorDriver:
             self._watchdog = None
             self._link = None
             self._outstanding.clear()
+            self._give_up_fruitless()
             if self.scheduler is not None:
                 self.scheduler.reset()
+
+    def _give_up_fruitless(self) -> None:
+        """A request that is there whenever an executor dies may be why: it is not tried for ever."""
+        for request_id in self._ran_in_session:
+            generation = self.generations.get(request_id)
+            if generation is None:
+                continue
+            generation.num_fruitless_sessions += 1
+            if generation.num_fruitless_sessions >= _MAX_FRUITLESS_SESSIONS:
+                self._end(generation, self._lost(generation, f"was lost {_MAX_FRUITLESS_SESSIONS} times before the next token"))
+        self._ran_in_session.clear()
 
     def _open(self, link: ExecutorLink) -> None:
         info = link.info
@@ -218,7 +230,10 @@ class ExecutorDriver:
 
     def _note_admitted(self, seq_id: SeqId) -> None:
         generation = self._by_seq_id.get(seq_id)
-        if generation is not None and generation.admitted_at_s is None and self.scheduler is not None:
+        if generation is None or self.scheduler is None:
+            return
+        self._ran_in_session.add(generation.request.request_id)
+        if generation.admitted_at_s is None:
             generation.admitted_at_s = self._clock.now()
             generation.cached_tokens_by_tier = self.scheduler.cached_tokens(generation.request.request_id)
 
@@ -245,8 +260,10 @@ class ExecutorDriver:
         if update.finish_reason is FinishReason.QUEUE_TIMEOUT:
             self._end(generation, QueueTimeout("queue_timeout: the request waited longer for a place in the batch"))
             return
-        if generation.first_token_at_s is None and update.token_ids:
-            generation.first_token_at_s = self._clock.now()
+        if update.token_ids:
+            generation.num_fruitless_sessions = 0
+            if generation.first_token_at_s is None:
+                generation.first_token_at_s = self._clock.now()
         generation.output.push(update, logprobs)
         if generation.output.is_over:
             self._end(generation, None)
@@ -303,16 +320,16 @@ class ExecutorDriver:
         """Ends a request that is here; its blocks are free for the next plan."""
         self._end(generation, error)
 
-    def fail_all(self, error: OctavoError) -> None:
-        """Ends every request that is here."""
+    def give_up(self) -> None:
+        """Ends every request that is here: the executor does not come back."""
         for generation in list(self.generations.values()):
-            generated = {"generatedTokens": str(generation.output.num_tokens)}
-            self._end(generation, type(error)(error.message, metadata=generated))
+            self._end(generation, self._lost(generation, "is gone and nobody took over"))
 
     def discard(self, error: OctavoError) -> None:
         """Ends every request that is here and forgets the core, whose state cannot be trusted any more."""
         self.scheduler = None
-        self.fail_all(error)
+        for generation in list(self.generations.values()):
+            self._end(generation, error)
 
     def expire(self) -> None:
         """Ends the requests that have waited longer than they want to; called when the first may have."""
@@ -332,6 +349,10 @@ class ExecutorDriver:
         generation.ended_at_s = self._clock.now()
         self._on_end(generation)
         self._pump_soon()
+
+    def _lost(self, generation: Generation, what: str) -> ExecutorLost:
+        metadata = {"generatedTokens": str(generation.output.num_tokens)}
+        return ExecutorLost(f"executor {self.address} {what}", metadata=metadata)
 
     def _forget(self, generation: Generation) -> None:
         del self.generations[generation.request.request_id]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.errors import Cancelled, Draining, DuplicateRequest, ExecutorLost, ModelLoading, NoExecutor, OctavoError
+from common.errors import Cancelled, Draining, DuplicateRequest, ModelLoading, NoExecutor, OctavoError
 from common.ids import ExecutorId, RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.clients.block_store import BlockStore
@@ -302,4 +302,4 @@ class Engine:
 
     def _give_up(self, driver: ExecutorDriver) -> None:
         if not driver.is_connected:
-            driver.fail_all(ExecutorLost(f"executor {driver.address} is gone and nobody took over"))
+            driver.give_up()

@@ -51,6 +51,7 @@ class Generation:
         admitted_at_s, first_token_at_s, ended_at_s: on the engine's clock; None: not yet.
         cached_tokens_by_tier: prompt tokens that were not computed for it.
         is_cancelled: ended by the client.
+        num_fruitless_sessions: sessions in a row that were lost with this request in the batch and no new token of it.
     """
 
     def __init__(self, request: Request, output: Output):
@@ -62,6 +63,7 @@ class Generation:
         self.ended_at_s: float | None = None
         self.cached_tokens_by_tier: dict[str, int] = {}
         self.is_cancelled = False
+        self.num_fruitless_sessions = 0
         self._prompt_keys: list[BlockKey] | None = None
 
     def prompt_keys(self, block_size: int) -> list[BlockKey]:

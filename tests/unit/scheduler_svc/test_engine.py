@@ -223,6 +223,25 @@ async def test_without_a_successor_the_request_fails_in_the_end() -> None:
         assert isinstance(output.error, ExecutorLost)
 
 
+async def test_a_request_that_is_there_whenever_an_executor_dies_is_given_up() -> None:
+    executor = ScriptedExecutor()
+    async with running(executor) as engine:
+        poison, waiting = RecordedOutput(), RecordedOutput()
+        await engine.submit(make_request("poison"), poison)
+        for i in range(3):
+            while len(executor.links) <= i or not executor.links[i].plans:
+                await settle()
+            await executor.links[i].say(None)
+        assert isinstance(poison.error, ExecutorLost) and "3 times" in poison.error.message
+        while len(executor.links) < 4:
+            await settle()
+        await settle()
+        await engine.submit(make_request("next", max_tokens=1), waiting)
+        await settle()
+        await executor.links[3].answer(executor.links[3].plans[0], 9)
+        assert waiting.token_ids == [9]
+
+
 async def test_an_executor_that_returns_with_other_limits_gets_the_requests_that_fit() -> None:
     executor = ScriptedExecutor()
     async with running(executor) as engine:
