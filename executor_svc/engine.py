@@ -14,6 +14,7 @@ from common.block_hash import kv_fingerprint
 from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.ids import BlockId, SeqId
+from common.model_spec import folder_name, public_name
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity
 from common.shm.available_memory import available_memory_bytes
@@ -114,7 +115,7 @@ def build_engine(
     transport, reason = store.transport if store is not None else ("", "no block store is configured")
     info = pb.ExecutorInfo(
         executor_id=settings.executor_id,
-        model=settings.model_name or f"models/{_short_name(settings.model)}",
+        model=public_name(settings.model_name or folder_name(folder)),
         backend=backend.name,
         dtype=str(model.dtype).removeprefix("torch."),
         kv_fingerprint=fingerprint,
@@ -242,8 +243,3 @@ def _weight_bytes(model: LoadedModel) -> int:
 def _tensors(model: LoadedModel) -> Iterator[torch.Tensor]:
     yield from model.module.parameters()
     yield from model.module.buffers()
-
-
-def _short_name(model: str) -> str:
-    """The last part of a path, hub id or file name."""
-    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf").lower()
