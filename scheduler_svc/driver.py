@@ -80,6 +80,7 @@ class ExecutorDriver:
         self._outstanding: deque[tuple[int, int]] = deque()
         self._step_offset: int | None = None
         self._ran_in_session: set[RequestId] = set()
+        self._queue_timers: dict[RequestId, asyncio.TimerHandle] = {}
         self._watchdog: asyncio.Timeout | None = None
         self._defect: Exception | None = None
         self._is_pump_due = False
@@ -303,7 +304,8 @@ class ExecutorDriver:
             self._by_seq_id[seq_id] = generation
         if request.queue_deadline_s is not None:
             delay_s = max(0.0, request.queue_deadline_s - self._clock.now())
-            asyncio.get_running_loop().call_later(delay_s + 0.001, self.expire)
+            timer = asyncio.get_running_loop().call_later(delay_s + 0.001, self.expire)
+            self._queue_timers[request.request_id] = timer
         self._pump_soon()
 
     def release_all(self) -> list[Generation]:
@@ -355,7 +357,10 @@ class ExecutorDriver:
         return ExecutorLost(f"executor {self.address} {what}", metadata=metadata)
 
     def _forget(self, generation: Generation) -> None:
-        del self.generations[generation.request.request_id]
+        request_id = generation.request.request_id
+        del self.generations[request_id]
+        if (timer := self._queue_timers.pop(request_id, None)) is not None:
+            timer.cancel()
         for seq_id in generation.seq_ids:
             self._by_seq_id.pop(seq_id, None)
         generation.seq_ids = ()
