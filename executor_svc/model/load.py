@@ -26,6 +26,7 @@ from executor_svc.model.quantize import quantize_model
 from executor_svc.model.random_weights import build_random
 from executor_svc.model.rewrite import rewrite_model
 from executor_svc.model.rotary import make_rotary_per_sequence
+from executor_svc.model.temperature import switch_off_temperature
 from executor_svc.model.weight_files import check_weight_files, weight_files
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,7 @@ def load_model(
         vocab_size = _vocab_size(module, config)
         with clock.phase("self_check"):
             expected = self_check.eager_logits(module, vocab_size, length)
+            switch_off_temperature(module)
             specs = self_check.trace_layers(module, backend, num_layers)
             if is_quantized:  # what is left to compare after quantisation is too coarse
                 self_check.check_paged(module, backend, specs, expected, torch_dtype)

@@ -133,7 +133,9 @@ def trace_layers(module: nn.Module, backend: Backend, num_layers: int) -> tuple[
     except Exception as error:
         raise ModelRefused(f"{family}: {_short(error)}") from error
     _check_calls(family, Counter(spec.layer_idx for spec in trace.specs), num_layers)
-    return tuple(sorted(trace.specs, key=lambda spec: spec.layer_idx))
+    specs = tuple(sorted(trace.specs, key=lambda spec: spec.layer_idx))
+    _check_windows(module, specs)
+    return specs
 
 
 @torch.inference_mode()
@@ -268,6 +270,18 @@ def _check_calls(family: str, calls: Counter[int], num_layers: int) -> None:
         )
     if len(calls) != num_layers or total != num_layers:
         raise ModelRefused(f"{family}: attention ran {total} times in {len(calls)} layers, expected once in each of {num_layers}")
+
+
+def _check_windows(module: nn.Module, specs: Sequence[LayerSpec]) -> None:
+    """Refuses a model whose sliding layers do not say their window: a short sequence would not show that it is lost."""
+    config: Any = module.config
+    layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
+    for spec in specs:
+        is_sliding = spec.layer_idx < len(layer_types) and layer_types[spec.layer_idx] == "sliding_attention"
+        if is_sliding and spec.window is None:
+            raise ModelRefused(
+                f"{_family(module)}: layer {spec.layer_idx} is a sliding one but passes no window to its attention"
+            )
 
 
 def _set_attention(module: nn.Module, name: str) -> None:
