@@ -115,9 +115,8 @@ def random_step(seq_lens: list[int], query_len: int, layers: int) -> Step:
     return query, key, value, caches, batch
 
 
-def paged(
-    backend: CpuBackend, query: Tensor, key: Tensor, value: Tensor, caches: list[LayerCache], batch: AttentionBatch
-) -> None:
+def paged(backend: CpuBackend, step: Step) -> None:
+    query, key, value, caches, batch = step
     for cache in caches:
         backend.paged_attention(query, key, value, cache, batch, scale=HEAD_DIM**-0.5, window=None, softcap=None, sinks=None)
 

@@ -36,6 +36,9 @@ PLAIN, ADD, SILU_GATED, GELU_TANH_GATED = 0, 1, 2, 3
 _NEAR = 4096
 """Bytes that a single tile fetches ahead in its own panel: it is over too soon to fetch the next."""
 
+_CHUNK_BYTES = 768 << 10
+"""Of x, that stay in the second-level cache."""
+
 # Fields of the arguments, from FIRST_ARG on. Strides are in bytes; scales and bias are 0 if there are none.
 (_X, _X_STRIDE, _NUM_ROWS, _IN, _WEIGHT, _SCALES, _BIAS, _NUM_PANELS, _OUT, _OUT_STRIDE, _OUT_FEATURES, _MODE) = range(
     FIRST_ARG, FIRST_ARG + 12
@@ -94,23 +97,29 @@ def _make(dtype: str, itemsize: int, tile: Any) -> Any:
         buffer = np.empty(MAX_ROWS * PANEL + 16, np.float32)
         cells = (buffer.ctypes.data + 63) // 64 * 64
         scale_width = 4 * PANEL * ((depth + (1 << GROUP_SHIFT) - 1) >> GROUP_SHIFT)
-        # Two tiles fetch the next panel meanwhile; see _NEAR for a single one.
-        num_tiles = max((num_rows + MAX_ROWS - 1) // MAX_ROWS, 2 if num_rows >= 6 else 1)
-        ahead_step = max(width // num_tiles, 1)
-        for panel in range(num_panels * thread // threads, num_panels * (thread + 1) // threads):
-            start = weight + panel * depth * width
-            panel_scales = scales + panel * scale_width
-            for index in range(num_tiles):
-                row = num_rows * index // num_tiles
-                rows = num_rows * (index + 1) // num_tiles - row
-                ahead = start + _NEAR if num_tiles == 1 else start + depth * (width + index * ahead_step)
-                for strip in range(0, PANEL // 2, LANES):
-                    w0 = start + strip * itemsize
-                    tile(
-                        rows, x + row * x_stride, x_stride, w0, w0 + PANEL // 2 * itemsize, width, panel_scales + 4 * strip,
-                        depth, ahead, ahead_step, cells + 4 * strip, 4 * PANEL,
-                    )  # fmt: skip
-                _finish(args, cells, rows, row, panel)
+        # Rows in chunks that stay in the second-level cache while all panels pass by.
+        num_chunks = max((num_rows * depth * 4 + _CHUNK_BYTES - 1) // _CHUNK_BYTES, 1)
+        num_chunks = min(num_chunks, (num_rows + MAX_ROWS - 1) // MAX_ROWS)
+        for chunk in range(num_chunks):
+            chunk_start = num_rows * chunk // num_chunks
+            chunk_rows = num_rows * (chunk + 1) // num_chunks - chunk_start
+            # Two tiles fetch the next panel meanwhile; see _NEAR for a single one.
+            num_tiles = max((chunk_rows + MAX_ROWS - 1) // MAX_ROWS, 2 if chunk_rows >= 6 else 1)
+            ahead_step = max(width // num_tiles, 1)
+            for panel in range(num_panels * thread // threads, num_panels * (thread + 1) // threads):
+                start = weight + panel * depth * width
+                panel_scales = scales + panel * scale_width
+                for index in range(num_tiles):
+                    row = chunk_start + chunk_rows * index // num_tiles
+                    rows = chunk_start + chunk_rows * (index + 1) // num_tiles - row
+                    ahead = start + _NEAR if num_tiles == 1 else start + depth * (width + index * ahead_step)
+                    for strip in range(0, PANEL // 2, LANES):
+                        w0 = start + strip * itemsize
+                        tile(
+                            rows, x + row * x_stride, x_stride, w0, w0 + PANEL // 2 * itemsize, width, panel_scales + 4 * strip,
+                            depth, ahead, ahead_step, cells + 4 * strip, 4 * PANEL,
+                        )  # fmt: skip
+                    _finish(args, cells, rows, row, panel)
 
     return run
 
