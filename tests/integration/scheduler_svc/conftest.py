@@ -86,6 +86,7 @@ def serve(tmp_path: Path, model_folder: Path) -> Serve:
             yield Served(
                 app, executors, channel, InferenceServiceStub(channel), ModelServiceStub(channel), AdminServiceStub(channel)
             )
+            assert not [complaint for process in executors for complaint in process.executor.complaints]
 
     return start
 

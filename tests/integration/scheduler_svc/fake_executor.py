@@ -84,6 +84,7 @@ class FakeExecutor:
         fail_token: a sequence fails alone when its last known token is this one; None: never.
         forget_before_load: how many blocks of the next load are still there; None: all.
         break_next_result: the next result carries a wrong step_id.
+        complaints: what was wrong with plans, so that a reconnect does not hide it.
         num_steps: how many were computed.
         plans: all of them, oldest first.
     """
@@ -94,6 +95,7 @@ class FakeExecutor:
     fail_token: int | None = None
     forget_before_load: int | None = None
     break_next_result: bool = False
+    complaints: list[str] = field(default_factory=list)
     num_steps: int = 0
     plans: list[pb.StepPlan] = field(default_factory=list)
 
@@ -119,6 +121,16 @@ class FakeExecutorServicer(pb_grpc.ExecutorServiceServicer):
     ) -> AsyncIterator[pb.RunSessionResponse]:
         """One session."""
         session = _Session(self._executor)
+        try:
+            async for response in self._answers(session, request_iterator):
+                yield response
+        except AssertionError as error:
+            self._executor.complaints.append(str(error))
+            raise
+
+    async def _answers(
+        self, session: "_Session", request_iterator: AsyncIterator[pb.RunSessionRequest]
+    ) -> AsyncIterator[pb.RunSessionResponse]:
         async for request in request_iterator:
             match request.WhichOneof("command"):
                 case "hello":
@@ -148,8 +160,8 @@ class _Session:
         for seq_id in plan.dropped_seq_ids:
             self._sequences.pop(seq_id, None)
         for new in plan.new_sequences:
-            assert new.seq_id not in self._sequences
-            assert new.num_computed_tokens < len(new.token_ids)
+            assert new.seq_id not in self._sequences, f"sequence {new.seq_id} is there already"
+            assert new.num_computed_tokens < len(new.token_ids), f"nothing to compute for sequence {new.seq_id}"
             self._sequences[new.seq_id] = _Sequence(
                 list(new.token_ids), new.num_computed_tokens, list(new.block_ids), new.sampling.HasField("num_logprobs")
             )
