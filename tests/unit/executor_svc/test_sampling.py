@@ -74,7 +74,7 @@ def test_logits_are_not_changed() -> None:
 
 def test_temperature_draws_from_the_softmax() -> None:
     logits = make_logits(1, vocab_size=50)[0]
-    assert_distribution(drawn_ids(logits, 20_000, temperature=0.7), torch.softmax(logits / 0.7, dim=-1))
+    assert_distribution(drawn_ids(logits, 8_000, temperature=0.7), torch.softmax(logits / 0.7, dim=-1))
 
 
 def test_tiny_temperature_is_greedy() -> None:
@@ -92,14 +92,14 @@ def test_tiny_temperature_is_greedy() -> None:
         ({"top_k": 20, "top_p": 0.9, "min_p": 0.05}, [TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)]),
         ({"top_k": 5000}, []),
     ],
-    ids=str,
+    ids=["top_k", "top_p", "min_p", "top_k_and_top_p", "all", "top_k_beyond_the_vocabulary"],
 )
 def test_filters_keep_what_transformers_keeps(params: dict[str, Any], warpers: list[Any]) -> None:
     logits = make_logits(1, vocab_size=200)[0]
     scores = TemperatureLogitsWarper(1.3)(None, logits[None].clone())
     for warper in warpers:
         scores = warper(None, scores)
-    assert_distribution(drawn_ids(logits, 20_000, temperature=1.3, **params), torch.softmax(scores[0], dim=-1))
+    assert_distribution(drawn_ids(logits, 8_000, temperature=1.3, **params), torch.softmax(scores[0], dim=-1))
 
 
 @pytest.mark.parametrize("spread", [0.01, 3.0])

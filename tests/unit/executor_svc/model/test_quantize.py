@@ -87,6 +87,7 @@ def test_subclasses_and_what_they_share_are_left_alone() -> None:
     assert quantize_model(nn.Sequential(embed, nn.Linear(32, 32), head)) == 1
 
 
+@pytest.mark.slow
 def test_default_model_keeps_its_most_likely_tokens(default_model_folder: Path) -> None:
     ids = torch.tensor(Tokenizer.from_file(str(default_model_folder / "tokenizer.json")).encode(TEXT).ids)
     backend = CpuBackend()
