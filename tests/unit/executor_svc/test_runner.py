@@ -21,9 +21,9 @@ GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30] * 13, [99]]
 
 
-@pytest.fixture(scope="module")
-def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return make_engine(tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=["torch", "cpu"])
+def shared_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return make_engine(tmp_path_factory.mktemp("model"), backend=request.param)
 
 
 @pytest.fixture
