@@ -26,7 +26,7 @@ from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 
-_MAX_FRUITLESS_SESSIONS = 3
+_MAX_FRUITLESS_SESSIONS = 5
 
 
 @dataclass(slots=True)

@@ -129,7 +129,9 @@ class Engine:
             raise Draining("the server is about to stop", retry_after_s=1.0)
         try:
             async with asyncio.timeout(self._config.executor_wait_s):
-                await self._connected.wait()
+                while not any(driver.is_connected for driver in self.drivers):
+                    self._connected.clear()
+                    await self._connected.wait()
         except TimeoutError:
             reasons = "; ".join(f"{driver.address}: {driver.problem.message}" for driver in self.drivers) or "none is configured"
             is_loading = any(isinstance(driver.problem, ModelLoading) for driver in self.drivers)
@@ -281,8 +283,6 @@ class Engine:
             session.cancel()
             await asyncio.gather(session, return_exceptions=True)
             log.warning("executor %s: lost with %d requests", driver.address, len(driver.generations))
-            if not any(d.is_connected for d in self.drivers):
-                self._connected.clear()
             self._move_from(driver)
             self._give_up_timers[driver.address] = asyncio.get_running_loop().call_later(
                 self._config.executor_lost_timeout_s, self._give_up, driver

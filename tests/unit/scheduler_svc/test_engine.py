@@ -228,17 +228,17 @@ async def test_a_request_that_is_there_whenever_an_executor_dies_is_given_up() -
     async with running(executor) as engine:
         poison, waiting = RecordedOutput(), RecordedOutput()
         await engine.submit(make_request("poison"), poison)
-        for i in range(3):
+        for i in range(5):
             while len(executor.links) <= i or not executor.links[i].plans:
                 await settle()
             await executor.links[i].say(None)
-        assert isinstance(poison.error, ExecutorLost) and "3 times" in poison.error.message
-        while len(executor.links) < 4:
+        assert isinstance(poison.error, ExecutorLost) and "5 times" in poison.error.message
+        while len(executor.links) < 6:
             await settle()
         await settle()
         await engine.submit(make_request("next", max_tokens=1), waiting)
         await settle()
-        await executor.links[3].answer(executor.links[3].plans[0], 9)
+        await executor.links[5].answer(executor.links[5].plans[0], 9)
         assert waiting.token_ids == [9]
 
 
