@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.errors import Cancelled, Draining, DuplicateRequest, ModelLoading, NoExecutor, OctavoError
+from common.errors import Cancelled, Draining, DuplicateRequest, ModelLoading, NoExecutor, OctavoError, StaleEpoch
 from common.ids import ExecutorId, RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.clients.block_store import BlockStore
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
+_FENCED_PAUSE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -239,6 +240,9 @@ class Engine:
                         await self._run_session(driver, link)
                 finally:
                     await link.close()
+            except StaleEpoch as error:  # another scheduler drives it: taking turns at once would help nobody
+                self._note_problem(driver, error)
+                backoff_s = _FENCED_PAUSE_S
             except OctavoError as error:
                 self._note_problem(driver, error)
             except Exception:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from common.rpc.security import ServerSecurity
 from common.settings import ServiceSettings, settings_config
@@ -43,6 +43,14 @@ class SchedulerSettings(ServiceSettings):
     step_timeout_s: float = Field(300.0, gt=0, description="an executor that has no result of a step by then is lost")
     store_lookup_timeout_s: float = Field(0.05, gt=0, description="longest look-up in the block store, then it is a miss")
     store_load_timeout_s: float = Field(2.0, gt=0, description="longest load of blocks, then the rest is computed")
+
+    @field_validator("executors")
+    @classmethod
+    def _named_once(cls, executors: list[str]) -> list[str]:
+        # Two sessions with one executor would end each other again and again.
+        if len(set(executors)) < len(executors):
+            raise ValueError("names an executor twice")
+        return executors
 
     def security(self) -> ServerSecurity:
         """What callers of the public API must show."""

@@ -19,6 +19,11 @@ def test_executors_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings(SchedulerSettings, []).executors == ["a:1", "b:2"]
 
 
+def test_an_executor_may_be_named_once_only() -> None:
+    with pytest.raises(StartupError, match="--executors.*twice"):
+        load_settings(SchedulerSettings, ["--executors", "a:1", "--executors", "a:1"])
+
+
 def test_secrets_are_not_shown() -> None:
     settings = load_settings(SchedulerSettings, ["--token", "secret", "--cache-salt", "pepper"])
     assert "secret" not in str(settings.shown()) and "pepper" not in str(settings.shown())
