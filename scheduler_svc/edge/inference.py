@@ -15,6 +15,7 @@ from octavo.scheduler.v1 import inference_service_pb2 as pb
 from octavo.scheduler.v1 import inference_service_pb2_grpc as pb_grpc
 from scheduler_svc.edge import answers, validation
 from scheduler_svc.edge.output import RequestOutput
+from scheduler_svc.edge.pacing import message_interval_s
 from scheduler_svc.edge.preparation import Preparation
 from scheduler_svc.edge.session import Session
 from scheduler_svc.engine import Engine
@@ -22,10 +23,6 @@ from scheduler_svc.generation import Generation
 from scheduler_svc.text.model_text import ModelText
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-# Beyond this many requests a message per token and stream would take a core; deltas of a moment go together then.
-_COALESCE_ABOVE_REQUESTS = 64
-_COALESCE_S = 0.015
 
 
 class InferenceServicer(pb_grpc.InferenceServiceServicer):
@@ -121,8 +118,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             yield answers.stream_message(generation, deltas, with_token_ids=with_token_ids, is_last=is_last)
             if is_last:
                 return
-            if self._engine.num_open_requests > _COALESCE_ABOVE_REQUESTS:
-                await asyncio.sleep(_COALESCE_S)
+            await asyncio.sleep(message_interval_s(self._engine.num_open_requests))
 
     def _with_token_ids(self, message: pb.GenerateRequest) -> bool:
         return message.output.return_token_ids or self._text.tokenizer is None

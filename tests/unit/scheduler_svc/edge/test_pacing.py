@@ -1,0 +1,17 @@
+"""Many streams share a budget of messages; one stream gets every token at once."""
+
+from scheduler_svc.edge.pacing import MAX_INTERVAL_S, MESSAGES_PER_S, message_interval_s
+
+
+def test_a_single_stream_is_not_held_back() -> None:
+    assert message_interval_s(1) == 0.0
+    assert message_interval_s(0) == 0.0
+
+
+def test_all_streams_together_stay_within_the_budget() -> None:
+    for num_streams in (2, 8, 16, 25):
+        assert (num_streams - 1) / message_interval_s(num_streams) <= MESSAGES_PER_S * 1.001
+
+
+def test_no_reader_waits_long() -> None:
+    assert message_interval_s(10_000) == MAX_INTERVAL_S
