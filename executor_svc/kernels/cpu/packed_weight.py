@@ -11,6 +11,7 @@ no second pass. Outputs past out_features are zero.
 
 import mmap
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -87,23 +88,28 @@ class PackedWeight:
             out = x.new_empty(x.shape[0], self.out_features)
         if x.shape[0] == 0:  # a step that samples nothing; the kernel divides by the number of tiles
             return out
-        scales, bias = self.scales, self.bias
-        _KERNELS[self.values.dtype](
+        kernel, fields = self._call
+        if self.activation is not None:
+            mode = _ACTIVATIONS[self.activation]
+        kernel(
             x.data_ptr(),
             x.stride(0) * 4,
             x.shape[0],
-            self.in_features,
-            self.values.data_ptr(),
-            scales.data_ptr() if scales is not None else 0,
-            bias.data_ptr() if bias is not None else 0,
-            self.values.shape[0],
+            *fields,
             out.data_ptr(),
             out.stride(0) * 4,
             self.out_features,
-            mode if self.activation is None else _ACTIVATIONS[self.activation],
+            mode,
             threads=torch.get_num_threads(),
         )
         return out
+
+    @cached_property
+    def _call(self) -> tuple[Kernel, tuple[int, ...]]:
+        """The kernel, and the arguments that are always the same: a decode step is 200 calls of a few microseconds."""
+        scales = self.scales.data_ptr() if self.scales is not None else 0
+        bias = self.bias.data_ptr() if self.bias is not None else 0
+        return _KERNELS[self.values.dtype], (self.in_features, self.values.data_ptr(), scales, bias, self.values.shape[0])
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the matrix: float32 [num_indices, in_features] for int64 [num_indices]."""
