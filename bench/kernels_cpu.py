@@ -20,7 +20,7 @@ from torch.nn import functional
 from executor_svc.kernels.batch import AttentionBatch, LayerCache
 from executor_svc.kernels.cpu import CpuBackend
 from executor_svc.kernels.cpu.norm import rms_norm
-from executor_svc.kernels.cpu.packed_weight import HugePages, PackedWeight, pack
+from executor_svc.kernels.cpu.packed_weight import PackedWeight, pack
 from executor_svc.model.quantize import quantize_weight
 
 HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, BLOCK = 576, 1536, 9, 3, 64, 16
@@ -58,10 +58,9 @@ def all_cases(layers: int) -> list[Case]:
 def product_cases(layers: int) -> list[Case]:
     """All linear layers of a model, float32 and int8, against F.linear in float32."""
     weights = [[torch.randn(shape) for shape in SHAPES] for _ in range(layers)]
-    memory = HugePages()
-    packed = [[pack(w, memory=memory) for w in layer] for layer in weights]
+    packed = [[pack(w) for w in layer] for layer in weights]
     quantized = [[quantize_weight(w) for w in layer] for layer in weights]
-    packed_int8 = [[pack(q.values, scales=q.scales, memory=memory) for q in layer] for layer in quantized]
+    packed_int8 = [[pack(q.values, scales=q.scales) for q in layer] for layer in quantized]
     cases: list[Case] = []
     for num_rows in ROWS:
         x = {width: torch.randn(num_rows, width) for width in (HIDDEN, MLP)}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor_svc.kernels.batch import LayerCache
-from executor_svc.kernels.cpu.packed_weight import HugePages, PackedWeight, pack
+from executor_svc.kernels.cpu.packed_weight import PackedWeight, pack
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.model.forward_context import AttentionCall, ForwardContext, use
 from executor_svc.model.quantize import quantize_weight
@@ -96,7 +96,6 @@ class _Rewriter:
     def __init__(self, is_int8: bool):
         self.is_int8 = is_int8
         self.report = RewriteReport()
-        self.memory = HugePages()
 
     def norms(self, model: nn.Module) -> None:
         """Replaces RMS norms."""
@@ -216,9 +215,9 @@ class _Rewriter:
         values = torch.cat([layer.weight.detach() for layer in layers]) if len(layers) > 1 else layers[0].weight.detach()
         bias = torch.cat([layer.bias.detach() for layer in layers]) if layers[0].bias is not None else None
         if not self.is_int8:
-            return pack(values, bias=bias, activation=activation, memory=self.memory)
+            return pack(values, bias=bias, activation=activation)
         quantized = quantize_weight(values)
-        return pack(quantized.values, scales=quantized.scales, bias=bias, activation=activation, memory=self.memory)
+        return pack(quantized.values, scales=quantized.scales, bias=bias, activation=activation)
 
     def _reference(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """What the layer must give with the weights that it is going to have."""

@@ -1,6 +1,6 @@
 """A weight as the streaming kernels read it, and the product with it.
 
-Knows the packed layout and huge pages. Does not know modules.
+Knows the packed layout. Does not know modules.
 
     values [ceil(out_features / 32), in_features, 32]      the 32 outputs of a panel side by side
     scales [ceil(out_features / 32), ceil(in_features / 32), 32]   int8 alone
@@ -9,7 +9,6 @@ A gated weight has 16 gate outputs and the 16 up outputs that belong to them in 
 no second pass. Outputs past out_features are zero.
 """
 
-import mmap
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,33 +23,6 @@ INT8_GROUP = 32
 
 _KERNELS: dict[torch.dtype, Kernel] = {torch.float32: linear_f32, torch.bfloat16: linear_bf16, torch.int8: linear_i8}
 _ACTIVATIONS = {"silu": SILU_GATED, "gelu_tanh": GELU_TANH_GATED}
-_CHUNK_BYTES = 64 << 20
-
-
-class HugePages:
-    """Hands out memory for weights that the kernel is asked to back with 2 MiB pages: one core then streams at full speed.
-
-    Memory is taken in chunks; a chunk lives as long as a tensor in it.
-    """
-
-    def __init__(self) -> None:
-        self._chunk = mmap.mmap(-1, 4096)
-        self._used = 4096
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor; starts at a multiple of 128 bytes."""
-        count = 1
-        for size in shape:
-            count *= size
-        num_bytes = -(-count * dtype.itemsize // 128) * 128
-        if self._used + num_bytes > len(self._chunk):
-            self._chunk = mmap.mmap(-1, max(_CHUNK_BYTES, -(-num_bytes // (2 << 20)) * (2 << 20)))
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                self._chunk.madvise(mmap.MADV_HUGEPAGE)
-            self._used = 0
-        tensor = torch.frombuffer(self._chunk, dtype=dtype, count=count, offset=self._used).view(shape)
-        self._used += num_bytes
-        return tensor
 
 
 @dataclass(frozen=True)
@@ -127,7 +99,6 @@ def pack(
     scales: Tensor | None = None,
     bias: Tensor | None = None,
     activation: str | None = None,
-    memory: HugePages,
 ) -> PackedWeight:
     """Packs a matrix.
 
@@ -136,7 +107,6 @@ def pack(
         scales: float32 [out_features, ceil(in_features / 32)] of int8 values.
         bias: float [out_features].
         activation: makes it a gated weight.
-        memory: where to put it.
     """
     rows, in_features = values.shape
     order = torch.arange(rows)
@@ -151,8 +121,8 @@ def pack(
     num_panels = -(-len(order) // PANEL)
     order = torch.nn.functional.pad(order, (0, num_panels * PANEL - len(order)), value=rows)
     return PackedWeight(
-        values=_panels(values, order, memory),
-        scales=None if scales is None else _panels(scales, order, memory),
+        values=_panels(values, order),
+        scales=None if scales is None else _panels(scales, order),
         bias=None if bias is None else _with_zero(bias.float())[order].contiguous(),
         in_features=in_features,
         out_features=out_features,
@@ -160,9 +130,9 @@ def pack(
     )
 
 
-def _panels(matrix: Tensor, order: Tensor, memory: HugePages) -> Tensor:
+def _panels(matrix: Tensor, order: Tensor) -> Tensor:
     """[num_panels, in_features, 32] of a matrix's rows in that order; the order's largest number is a row of zeros."""
-    out = memory.empty((len(order) // PANEL, matrix.shape[1], PANEL), matrix.dtype)
+    out = matrix.new_empty(len(order) // PANEL, matrix.shape[1], PANEL)
     for start in range(0, len(order), 64 * PANEL):
         places = order[start : start + 64 * PANEL]
         rows = matrix[places.clamp(max=matrix.shape[0] - 1)]

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor_svc.kernels.cpu.linear import ADD
-from executor_svc.kernels.cpu.packed_weight import HugePages, pack
+from executor_svc.kernels.cpu.packed_weight import pack
 from executor_svc.model.quantize import quantize_weight
 
 ROWS = (1, 2, 5, 6, 7, 12, 13, 25, 40)
@@ -20,7 +20,7 @@ def poisoned(num_rows: int, width: int) -> Tensor:
 @pytest.mark.parametrize("out_features, in_features", SIZES)
 def test_product_equals_float64(out_features: int, in_features: int, threads: int) -> None:
     weight, bias = torch.randn(out_features, in_features), torch.randn(out_features)
-    packed = pack(weight, bias=bias, memory=HugePages())
+    packed = pack(weight, bias=bias)
     for num_rows in ROWS:
         x = torch.randn(num_rows, in_features)
 
@@ -34,7 +34,7 @@ def test_product_equals_float64(out_features: int, in_features: int, threads: in
 @pytest.mark.parametrize("out_features, in_features", SIZES)
 def test_int8_product_equals_that_of_its_dequantised_weight(out_features: int, in_features: int) -> None:
     weight = quantize_weight(torch.randn(out_features, in_features))
-    packed = pack(weight.values, scales=weight.scales, memory=HugePages())
+    packed = pack(weight.values, scales=weight.scales)
     for num_rows in ROWS:
         x = torch.randn(num_rows, in_features)
 
@@ -45,7 +45,7 @@ def test_int8_product_equals_that_of_its_dequantised_weight(out_features: int, i
 
 def test_bfloat16_weights_are_exact_in_float32() -> None:
     weight = torch.randn(40, 33).bfloat16()
-    packed = pack(weight, memory=HugePages())
+    packed = pack(weight)
     for num_rows in ROWS:
         x = torch.randn(num_rows, 33)
 
@@ -55,7 +55,7 @@ def test_bfloat16_weights_are_exact_in_float32() -> None:
 
 
 def test_a_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
-    packed, x = pack(torch.randn(64, 200), memory=HugePages()), torch.randn(40, 200)
+    packed, x = pack(torch.randn(64, 200)), torch.randn(40, 200)
     together = packed.apply(x)
 
     assert all(torch.equal(packed.apply(x[i : i + n]), together[i : i + n]) for n in (1, 6, 13) for i in range(0, 27, 9))
@@ -65,7 +65,7 @@ def test_add_mode_adds_to_what_is_there() -> None:
     weight, x, residual = torch.randn(40, 33), torch.randn(9, 33), torch.randn(9, 40)
     expected = residual.double() + x.double() @ weight.double().T
 
-    found = pack(weight, memory=HugePages()).apply(x, residual, mode=ADD)
+    found = pack(weight).apply(x, residual, mode=ADD)
 
     assert found is residual
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
@@ -75,7 +75,7 @@ def test_add_mode_adds_to_what_is_there() -> None:
 @pytest.mark.parametrize("width", [16, 24, 96, 7])
 def test_gated_product_activates_the_first_half(activation: str, width: int) -> None:
     weight, bias = torch.randn(2 * width, 31) / 4, torch.randn(2 * width)
-    packed = pack(weight, bias=bias, activation=activation, memory=HugePages())
+    packed = pack(weight, bias=bias, activation=activation)
     for num_rows in ROWS:
         x = torch.randn(num_rows, 31)
         both = functional.linear(x.double(), weight.double(), bias.double())
@@ -88,7 +88,7 @@ def test_gated_product_activates_the_first_half(activation: str, width: int) -> 
 
 
 def test_silu_of_huge_inputs_is_finite() -> None:
-    packed = pack(torch.cat([torch.eye(16), torch.ones(16, 16) / 16]), activation="silu", memory=HugePages())
+    packed = pack(torch.cat([torch.eye(16), torch.ones(16, 16) / 16]), activation="silu")
     x = torch.full((1, 16), 1000.0)
     x[0, ::2] = -1000.0
     x[0, 1] = 1016.0
@@ -104,14 +104,6 @@ def test_rows_are_those_of_the_matrix() -> None:
     quantized = quantize_weight(weight)
     indices = torch.tensor([0, 49, 31, 32, 7, 7])
 
-    assert torch.equal(pack(weight, memory=HugePages()).rows(indices), weight[indices])
-    packed = pack(quantized.values, scales=quantized.scales, memory=HugePages())
+    assert torch.equal(pack(weight).rows(indices), weight[indices])
+    packed = pack(quantized.values, scales=quantized.scales)
     torch.testing.assert_close(packed.rows(indices), quantized.dequantized()[indices])
-
-
-def test_memory_for_weights_does_not_overlap() -> None:
-    memory = HugePages()
-    tensors = [memory.empty((size, 3), torch.float32).fill_(i) for i, size in enumerate((5, 1, 4000, 6_000_000, 17))]
-
-    assert [float(t.min()) for t in tensors] == [float(t.max()) for t in tensors] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert all(t.data_ptr() % 128 == 0 for t in tensors)
