@@ -9,6 +9,9 @@ from tests.e2e.reference import Reference
 
 NUM_PROMPTS = 64
 MAX_TOKENS = 12
+LONG_TOKENS = 40
+"""Of the prompts up to LONG_PROMPT tokens: more than two blocks, so that running requests outgrow a small pool."""
+LONG_PROMPT = 129
 _TEXT = (
     "the of a river model paper green 7 12 345 stone quickly under window memory blue letter engine because music 1999 winter "
     "train small coffee reads every cat garden about light number and but, market. city? answer: table open"
@@ -53,6 +56,12 @@ def prompts(model_folder: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def expected(reference: Reference, prompts: list[list[int]]) -> list[list[int]]:
-    """MAX_TOKENS greedy tokens of transformers' generate for every prompt, one by one."""
-    return [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
+def expected_long(reference: Reference, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy tokens of transformers' generate, one by one: LONG_TOKENS of short prompts, MAX_TOKENS of the others."""
+    return [reference.generate(p, LONG_TOKENS if len(p) <= LONG_PROMPT else MAX_TOKENS) for p in prompts]
+
+
+@pytest.fixture(scope="session")
+def expected(expected_long: list[list[int]]) -> list[list[int]]:
+    """The first MAX_TOKENS of them."""
+    return [tokens[:MAX_TOKENS] for tokens in expected_long]

@@ -21,10 +21,12 @@ def ask_one_by_one(stack: Stack, prompts: Tokens) -> list[Answer]:
         return [collect(stub, greedy_request(prompt, MAX_TOKENS)) for prompt in prompts]
 
 
-def ask_all_at_once(stack: Stack, prompts: Tokens, *, n: int = 1) -> list[Answer]:
+def ask_all_at_once(stack: Stack, prompts: Tokens, expected: Tokens, *, n: int = 1) -> list[Answer]:
+    """As many tokens of each prompt as are expected."""
     with stack.channel() as channel, ThreadPoolExecutor(len(prompts)) as pool:
         stub = inference_service_pb2_grpc.InferenceServiceStub(channel)
-        return list(pool.map(lambda prompt: collect(stub, greedy_request(prompt, MAX_TOKENS, n=n)), prompts))
+        requests = [greedy_request(prompt, len(tokens), n=n) for prompt, tokens in zip(prompts, expected, strict=True)]
+        return list(pool.map(lambda request: collect(stub, request), requests))
 
 
 def check(answers: list[Answer], expected: Tokens) -> None:
@@ -70,8 +72,8 @@ def test_matches_transformers_one_by_one_cold_then_warm_then_from_the_store(
 def test_matches_transformers_all_at_once(model_folder: Path, prompts: Tokens, expected: Tokens) -> None:
     """(b) all at once; and (d) all at once again, warm."""
     with running_stack(StackConfig(model_folder)) as stack:
-        check(ask_all_at_once(stack, prompts), expected)
-        check(ask_all_at_once(stack, prompts), expected)
+        check(ask_all_at_once(stack, prompts, expected), expected)
+        check(ask_all_at_once(stack, prompts, expected), expected)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
@@ -79,18 +81,18 @@ def test_matches_transformers_in_chunks(model_folder: Path, prompts: Tokens, exp
     """(c) prompts computed in chunks of 1, 7 and 64 tokens, all requests in one batch."""
     config = StackConfig(model_folder, scheduler_flags=("--max-chunk-tokens", str(chunk), *NO_CACHE), with_store=False)
     with running_stack(config) as stack:
-        check(ask_all_at_once(stack, prompts), expected)
+        check(ask_all_at_once(stack, prompts, expected), expected)
 
 
-def test_matches_transformers_under_preemption(model_folder: Path, prompts: Tokens, expected: Tokens) -> None:
+def test_matches_transformers_under_preemption(model_folder: Path, prompts: Tokens, expected_long: Tokens) -> None:
     """(e) so few blocks that requests are preempted and recomputed."""
     config = StackConfig(model_folder, executor_flags=("--num-blocks", "96"), scheduler_flags=NO_CACHE, with_store=False)
     with running_stack(config) as stack:
-        check(ask_all_at_once(stack, prompts), expected)
+        check(ask_all_at_once(stack, prompts, expected_long), expected_long)
         assert num_preemptions(stack) > 0
 
 
 def test_matches_transformers_with_four_samples(model_folder: Path, prompts: Tokens, expected: Tokens) -> None:
     """(g) n = 4 samples at temperature 0 are all the greedy answer."""
     with running_stack(StackConfig(model_folder, with_store=False)) as stack:
-        check(ask_all_at_once(stack, prompts, n=4), expected)
+        check(ask_all_at_once(stack, prompts, expected, n=4), expected)
