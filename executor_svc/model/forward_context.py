@@ -88,6 +88,9 @@ class ForwardContext:
             rotary=call.rotary,
         )
 
+    def note_attended(self, layer_idx: int) -> None:
+        """A layer attended without attend: the kernels ran several layers at once."""
+
     def token_rope_lens(self) -> torch.Tensor:
         """Per token of the packed batch: the length its sequence is known to reach. int64 [num_tokens]."""
         lens = self.batch.seq_lens if self.rope_lens is None else self.rope_lens

@@ -21,6 +21,7 @@ from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.cpu.packed_weight import PackedWeight, pack
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.model.forward_context import AttentionCall, ForwardContext, use
+from executor_svc.model.fused_stack import FusedStack, StackedLayer
 from executor_svc.model.quantize import quantize_weight
 from executor_svc.model.rewrite_forms import (
     activation_name,
@@ -83,6 +84,7 @@ def rewrite_model(model: nn.Module, *, quantization: Literal["none", "int8"] = "
     if dtypes == {torch.float32} or quantization == "int8":
         if dtypes == {torch.float32}:
             rewriter.layers(model)
+            rewriter.stacks(model)
         rewriter.merges(model)
         rewriter.linears(model)
     else:
@@ -134,6 +136,18 @@ class _Rewriter:
                 if self._agrees("layers", expected, found):
                     layer.forward = fused
                     self.report.count("layers")
+
+    def stacks(self, model: nn.Module) -> None:
+        """Makes lists of fused layers one call each; the self-check after the rewrites compares what they compute."""
+        for module in model.modules():
+            layers: list[Any] = list(module) if isinstance(module, nn.ModuleList) else []
+            fused = [layer.forward for layer in layers if isinstance(layer.forward, FusedLayer)]
+            if len(fused) < 2 or len(fused) != len(layers) or not FusedStack.fits(fused):
+                continue
+            stack = FusedStack(fused)
+            for i, layer in enumerate(layers):
+                layer.forward = StackedLayer(stack, is_first=i == 0)
+            self.report.count("stacks")
 
     def merges(self, model: nn.Module) -> None:
         """Merges linear layers that are fed with one input."""

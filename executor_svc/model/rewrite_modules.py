@@ -173,11 +173,14 @@ class FusedLayer:
     ) -> Tensor:
         """As LlamaDecoderLayer.forward."""
         assert position_embeddings is not None
-        rotary = packed_rotary(position_embeddings)
         h = hidden_states.reshape(-1, hidden_states.shape[-1]).clone()
+        self.add_to(h, packed_rotary(position_embeddings))
+        return h.view(hidden_states.shape)
+
+    def add_to(self, h: Tensor, rotary: Rotary) -> None:
+        """Turns the rows [num_tokens, hidden_size] before the layer into those after it, in place."""
         self.attention.add_to(h, rms_norm(h, self.norm1.weight, self.norm1.epsilon), rotary)
         self.mlp.add_to(h, rms_norm(h, self.norm2.weight, self.norm2.epsilon))
-        return h.view(hidden_states.shape)
 
 
 class _RotarySlot:

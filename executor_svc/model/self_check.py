@@ -77,6 +77,10 @@ class _Counting(ForwardContext):
         self.calls[call.layer_idx] += 1
         return super().attend(call, query, key, value)
 
+    def note_attended(self, layer_idx: int) -> None:
+        """See ForwardContext.note_attended."""
+        self.calls[layer_idx] += 1
+
 
 @torch.inference_mode()
 def eager_logits(module: nn.Module, vocab_size: int, max_model_len: int, seed: int = 0) -> EagerLogits:

@@ -56,13 +56,16 @@ SUBTILE = 16
     _SCALE, _SOFTCAP,
 ) = range(FIRST_ARG, FIRST_ARG + 39)  # fmt: skip
 FIELDS = "37q2d"
+NUM_FIELDS = FIRST_ARG + 39
+KEY_CACHE, VALUE_CACHE, WINDOW = _KEY_CACHE, _VALUE_CACHE, _WINDOW
+"""What differs between the layers of a step."""
 
 _NEGATIVE_INFINITY = np.float32(-np.inf)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
-    """The kernels' bodies for activations and caches of one dtype."""
+    """The kernels' bodies for caches of one dtype; queries, keys, values and results are float32."""
 
     @named(dtype)
     def rotate(args, token, source, target, dim, scale):  # type: ignore[no-untyped-def]
@@ -73,18 +76,18 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
         factor = vsplat(scale)
         half = rotary // 2
         if cos != 0:
-            cos = cos + token * rotary * itemsize
-            sin = load_i64(args, _SIN) + token * rotary * itemsize
+            cos = cos + 4 * token * rotary
+            sin = load_i64(args, _SIN) + 4 * token * rotary
             for i in range(0, half, LANES):
                 n = min(LANES, half - i)
-                low, high = vload_first(source + i * itemsize, n, dtype), vload_first(source + (half + i) * itemsize, n, dtype)
-                cos_low, cos_high = vload_first(cos + i * itemsize, n, dtype), vload_first(cos + (half + i) * itemsize, n, dtype)
-                sin_low, sin_high = vload_first(sin + i * itemsize, n, dtype), vload_first(sin + (half + i) * itemsize, n, dtype)
+                low, high = vload_first(source + 4 * i, n, "f32"), vload_first(source + 4 * (half + i), n, "f32")
+                cos_low, cos_high = vload_first(cos + 4 * i, n, "f32"), vload_first(cos + 4 * (half + i), n, "f32")
+                sin_low, sin_high = vload_first(sin + 4 * i, n, "f32"), vload_first(sin + 4 * (half + i), n, "f32")
                 vstore_first(target + 4 * i, (low * cos_low - high * sin_low) * factor, n, "f32")
                 vstore_first(target + 4 * (half + i), (high * cos_high + low * sin_high) * factor, n, "f32")
         for i in range(rotary, dim, LANES):
             n = min(LANES, dim - i)
-            vstore_first(target + 4 * i, vload_first(source + i * itemsize, n, dtype) * factor, n, "f32")
+            vstore_first(target + 4 * i, vload_first(source + 4 * i, n, "f32") * factor, n, "f32")
 
     @named(dtype)
     def write_kv(args, scratch):  # type: ignore[no-untyped-def]
@@ -110,7 +113,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
                 target += (head * block_size + offset) * dim_v * itemsize
                 for i in range(0, dim_v, LANES):
                     n = min(LANES, dim_v - i)
-                    vstore_first(target + i * itemsize, vload_first(source + i * itemsize, n, dtype), n, dtype)
+                    vstore_first(target + i * itemsize, vload_first(source + 4 * i, n, "f32"), n, dtype)
 
     @named(dtype)
     def key_address(args, seq, head, position):  # type: ignore[no-untyped-def]
@@ -316,11 +319,11 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
             return
         for row in range(rows):
             out = load_i64(args, _OUT)
-            out += ((token + row // group) * num_heads + head * group + row % group) * dim_v * itemsize
+            out += ((token + row // group) * num_heads + head * group + row % group) * dim_v * 4
             inverse = vsplat(_ONE / load_f32(sums + 4 * row))
             for c in range(0, dim_v, LANES):
                 value = vload(acc + 4 * (row * acc_width + c), "f32") * inverse
-                vstore_first(out + c * itemsize, value, min(LANES, dim_v - c), dtype)
+                vstore_first(out + 4 * c, value, min(LANES, dim_v - c), "f32")
 
     @named(dtype)
     def walk(args, scratch, run_from, run_to):  # type: ignore[no-untyped-def]
@@ -363,7 +366,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
             for split in range(num_splits):
                 largest = max(largest, load_f32(parts + split * part_bytes + 4 * acc_width))
             # A decode's token is its sequence's index: decodes come first.
-            out = load_i64(args, _OUT) + index * dim_v * itemsize
+            out = load_i64(args, _OUT) + index * dim_v * 4
             for c in range(0, dim_v, LANES):
                 total, weights = vsplat(_ZERO), vsplat(_ZERO)
                 for split in range(num_splits):
@@ -371,7 +374,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
                     factor = vexp(vsplat(np.float32(load_f32(part + 4 * acc_width) - largest)))
                     total = total + vload(part + 4 * c, "f32") * factor
                     weights = weights + vsplat(load_f32(part + 4 * (acc_width + SUBTILE))) * factor
-                vstore_first(out + c * itemsize, total / weights, min(LANES, dim_v - c), dtype)
+                vstore_first(out + 4 * c, total / weights, min(LANES, dim_v - c), "f32")
 
     @named(dtype)
     def run(args):  # type: ignore[no-untyped-def]
@@ -394,11 +397,11 @@ _run_bf16 = _make("bf16", 2, tile_bf16, add_tile_bf16)
 
 @kernel(FIELDS)
 def attention_f32(args: int) -> None:
-    """Attention over float32."""
+    """Attention over a float32 cache."""
     _run_f32(args)
 
 
 @kernel(FIELDS)
 def attention_bf16(args: int) -> None:
-    """Attention over bfloat16, computed in float32."""
+    """Attention over a bfloat16 cache; the step's own keys and values are rounded when they are written."""
     _run_bf16(args)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.cpu.attention import SPAN, SUBTILE, attention_bf16, attention_f32
+from executor_svc.kernels.cpu.compile import Kernel
 
 _TILE_ROWS = 48
 """Queries x heads of an item; their scores stay in the second-level cache."""
@@ -15,7 +16,7 @@ _MIN_KEYS_PER_SPLIT = 2 * SPAN
 
 
 class CpuBackend:
-    """Paged attention on the CPU, float32 or bfloat16."""
+    """Paged attention on the CPU, over caches in float32 or bfloat16."""
 
     name = "cpu"
     kv_layout_version = "k-hds.v-hsd/1"
@@ -39,31 +40,60 @@ class CpuBackend:
         rotary: Rotary | None = None,
     ) -> Tensor:
         """See Backend.paged_attention."""
-        num_tokens, num_heads, dim_k = query.shape
-        num_kv_heads, dim_v = key.shape[1], value.shape[2]
-        itemsize = query.itemsize
-        query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query, key, value))
+        dtype = query.dtype
+        # The kernel takes float32 whatever the cache is: a key is rotated first and rounded once.
+        floats = query.float(), key.float(), value.float()
+        query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in floats)
+        if rotary is not None:
+            rotary = Rotary(rotary.cos.float(), rotary.sin.float())
         if sinks is not None:
             sinks = sinks.float().contiguous()
-        out = query.new_empty(num_tokens, num_heads, dim_v)
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        run, fields = self.arguments(
+            (query, key, value, out), layer_cache, batch, scale=scale, window=window, softcap=softcap, sinks=sinks, rotary=rotary
+        )
+        run(*fields, threads=torch.get_num_threads())
+        return out.to(dtype)
+
+    def arguments(
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        layer_cache: LayerCache,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+        rotary: Rotary | None,
+    ) -> tuple[Kernel, tuple[float, ...]]:
+        """The kernel of paged_attention and its fields, good until the next call; for callers that run several kernels at once.
+
+        tensors are query, key, value and out, float32: the last dimension of the first three and all of out contiguous. sinks
+        are float32 and contiguous. The rest is as in Backend.paged_attention.
+        """
+        query, key, value, out = tensors
+        num_tokens, num_heads, dim_k = query.shape
+        num_kv_heads, dim_v = key.shape[1], value.shape[2]
         threads = torch.get_num_threads()
         group = num_heads // num_kv_heads
         tile_queries = max(1, _TILE_ROWS // group)
         scratch, scratch_bytes = self._scratch_for(tile_queries * group, dim_k, dim_v, threads)
         num_splits = self._num_splits(batch, num_kv_heads, threads)
         partials = self._partials_for(batch.num_decodes * num_heads * num_splits, dim_v) if num_splits > 1 else 0
-        run = attention_f32 if query.dtype == torch.float32 else attention_bf16
         cache_key, cache_value = layer_cache.key, layer_cache.value
-        run(
+        run = attention_f32 if cache_key.dtype == torch.float32 else attention_bf16
+        itemsize = cache_key.itemsize
+        return run, (
             query.data_ptr(),
-            query.stride(0) * itemsize,
-            query.stride(1) * itemsize,
+            query.stride(0) * 4,
+            query.stride(1) * 4,
             key.data_ptr(),
-            key.stride(0) * itemsize,
-            key.stride(1) * itemsize,
+            key.stride(0) * 4,
+            key.stride(1) * 4,
             value.data_ptr(),
-            value.stride(0) * itemsize,
-            value.stride(1) * itemsize,
+            value.stride(0) * 4,
+            value.stride(1) * 4,
             rotary.cos.data_ptr() if rotary is not None else 0,
             rotary.sin.data_ptr() if rotary is not None else 0,
             rotary.cos.shape[1] if rotary is not None else 0,
@@ -94,9 +124,7 @@ class CpuBackend:
             partials,
             scale,
             softcap or 0.0,
-            threads=threads,
         )
-        return out
 
     def _num_splits(self, batch: AttentionBatch, num_kv_heads: int, threads: int) -> int:
         """Parts that each decode's keys are cut into: enough to occupy the threads, none too short."""

@@ -157,6 +157,19 @@ class Kernel:
         self._address = compiled.address
         self._call_serially = ctypes.PYFUNCTYPE(None, ctypes.c_char_p)(self._address)
 
+    @property
+    def address(self) -> int:
+        """Of the compiled function `void f(int64 args)`."""
+        self.compile()
+        return self._address
+
+    def pack(self, *fields: float, threads: int) -> bytes:
+        """The arguments as the compiled function reads them, for a team of so many threads."""
+        self.compile()
+        assert Kernel.openmp is not None
+        functions = Kernel.openmp.functions if threads > 1 and Kernel.openmp.parallel is not None else (0, 0, 0)
+        return self._pack(*functions, *fields)
+
     def __call__(self, *fields: float, threads: int) -> None:
         """Runs on so many of torch's threads, the calling one among them; returns when all are done.
 

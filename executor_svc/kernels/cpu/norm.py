@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_svc.kernels.cpu.compile import FIRST_ARG, kernel, named, num_threads, thread_idx
+from executor_svc.kernels.cpu.compile import FIRST_ARG, Kernel, kernel, named, num_threads, thread_idx
 from executor_svc.kernels.cpu.vector import (
     LANES,
     load_f64,
@@ -83,17 +83,13 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     Returns:
         [num_rows, width], the dtype of x.
     """
-    num_rows, width = x.shape
-    out = x.new_empty(num_rows, width)
-    run = rms_norm_f32 if x.dtype == torch.float32 else rms_norm_bf16
-    run(
-        x.data_ptr(),
-        x.stride(0) * x.itemsize,
-        out.data_ptr(),
-        weight.data_ptr(),
-        num_rows,
-        width,
-        epsilon,
-        threads=1 if num_rows * width <= _SERIAL_ELEMENTS else torch.get_num_threads(),
-    )
+    out = x.new_empty(x.shape)
+    run, fields = rms_norm_arguments(x, weight, epsilon, out)
+    run(*fields, threads=1 if x.numel() <= _SERIAL_ELEMENTS else torch.get_num_threads())
     return out
+
+
+def rms_norm_arguments(x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> tuple[Kernel, tuple[float, ...]]:
+    """The kernel of rms_norm and its fields, for callers that run several kernels at once; out is contiguous."""
+    run = rms_norm_f32 if x.dtype == torch.float32 else rms_norm_bf16
+    return run, (x.data_ptr(), x.stride(0) * x.itemsize, out.data_ptr(), weight.data_ptr(), x.shape[0], x.shape[1], epsilon)

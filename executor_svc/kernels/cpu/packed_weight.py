@@ -60,21 +60,17 @@ class PackedWeight:
             out = x.new_empty(x.shape[0], self.out_features)
         if x.shape[0] == 0:  # a step that samples nothing; the kernel divides by the number of tiles
             return out
+        kernel, fields = self.arguments(x, out, mode)
+        kernel(*fields, threads=torch.get_num_threads())
+        return out
+
+    def arguments(self, x: Tensor, out: Tensor, mode: int) -> tuple[Kernel, tuple[int, ...]]:
+        """The kernel of apply and its fields, for callers that run several kernels at once."""
         kernel, fields = self._call
         if self.activation is not None:
             mode = _ACTIVATIONS[self.activation]
-        kernel(
-            x.data_ptr(),
-            x.stride(0) * 4,
-            x.shape[0],
-            *fields,
-            out.data_ptr(),
-            out.stride(0) * 4,
-            self.out_features,
-            mode,
-            threads=torch.get_num_threads(),
-        )
-        return out
+        x_stride, out_stride = x.stride(0) * 4, out.stride(0) * 4
+        return kernel, (x.data_ptr(), x_stride, x.shape[0], *fields, out.data_ptr(), out_stride, self.out_features, mode)
 
     @cached_property
     def _call(self) -> tuple[Kernel, tuple[int, ...]]:

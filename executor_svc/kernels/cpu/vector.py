@@ -265,6 +265,18 @@ def call_address(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
+@intrinsic
+def call_kernel(typing: Any, address: Any, args: Any) -> Any:
+    """Calls the kernel `void f(int64)` at an address with the address of its arguments."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [I64]).as_pointer())
+        builder.call(function, [args[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
 # ---------------------------------------------------------------- arithmetic
 
 

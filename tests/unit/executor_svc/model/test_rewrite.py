@@ -54,7 +54,7 @@ def logits(model: nn.Module, backend: Any, dtype: torch.dtype = torch.float32) -
 @pytest.mark.parametrize(
     "class_name, changes, rewritten",
     [
-        ("LlamaConfig", {}, {"layers": 4, "linear layers": 1}),
+        ("LlamaConfig", {}, {"layers": 4, "stacks": 1, "linear layers": 1}),
         ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}, {"layers": 4}),
         ("LlamaConfig", {"hidden_act": "gelu_pytorch_tanh"}, {"layers": 4}),
         ("LlamaConfig", {"hidden_act": "relu"}, {"attentions": 4, "merged projections": 4}),
@@ -172,3 +172,16 @@ def test_norm_with_another_epsilon_than_it_says_is_left_alone() -> None:
     norm.forward = lambda x: nn.functional.rms_norm(x, (16,), norm.weight, 1e-3)
 
     assert rms_norm_weight(norm) is None
+
+
+@torch.inference_mode()
+def test_a_stack_follows_the_number_of_tokens_and_the_caches_it_is_given() -> None:
+    """One model, many shapes of steps, and two pools in turn: every program is built for what it runs on."""
+    model = make_model()
+    expected = logits(copy.deepcopy(model), TorchBackend())
+    report = rewrite_model(model)
+    assert report.counts["stacks"] == 1
+    backend = CpuBackend()
+    for _ in range(2):  # logits makes new caches every time
+        assert torch.allclose(logits(model, backend), expected, atol=1e-4 * float(expected.abs().max()))
+    assert torch.allclose(logits(model, TorchBackend()), expected, atol=1e-4 * float(expected.abs().max()))
