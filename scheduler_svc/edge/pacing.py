@@ -5,7 +5,7 @@ the model: many streams share a budget of messages, and what is new meanwhile go
 token by itself. No reader waits longer than MAX_INTERVAL_S, ten messages a second: faster than people read.
 """
 
-MESSAGES_PER_S = 250
+MESSAGES_PER_S = 100
 MAX_INTERVAL_S = 0.1
 
 

@@ -9,7 +9,7 @@ def test_a_single_stream_is_not_held_back() -> None:
 
 
 def test_all_streams_together_stay_within_the_budget() -> None:
-    for num_streams in (2, 8, 16, 25):
+    for num_streams in (2, 5, 11):
         assert (num_streams - 1) / message_interval_s(num_streams) <= MESSAGES_PER_S * 1.001
 
 
