@@ -8,8 +8,11 @@ known form, the module stays and the report says so.
     other q/k/v and gate/up projections      one product instead of three or two
     other linear layers, tied tables         packed for the streaming kernels, one copy of the weights
     other RMS norms                          one call
+
+A bfloat16 model is rewritten if all its layers are of Llama's form, with a residual stream in float32; of others only norms.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +22,7 @@ from torch.nn import functional
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.cpu.packed_weight import PackedWeight, pack
+from executor_svc.kernels.cpu.plain_weight import has_bfloat16_products
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.model.forward_context import AttentionCall, ForwardContext, use
 from executor_svc.model.fused_stack import FusedStack, StackedLayer
@@ -31,6 +35,7 @@ from executor_svc.model.rewrite_forms import (
     rms_norm_weight,
 )
 from executor_svc.model.rewrite_modules import (
+    FloatEmbedding,
     FusedAttention,
     FusedLayer,
     FusedMlp,
@@ -44,6 +49,7 @@ from executor_svc.model.self_check import packed_batch
 
 _TOLERANCE = 1e-4
 """Largest difference of a rewritten module's result, relative to the result's largest value."""
+_TABLES = (nn.Embedding, PackedEmbedding)
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -79,7 +85,8 @@ def rewrite_model(model: nn.Module, *, quantization: Literal["none", "int8"] = "
         quantization: "int8" replaces the weights of linear layers and of tables tied to them by int8.
     """
     dtypes = {parameter.dtype for parameter in model.parameters()}
-    rewriter = _Rewriter(quantization == "int8")
+    rewriter = _Rewriter(quantization == "int8", keep_plain=dtypes == {torch.bfloat16} and has_bfloat16_products())
+    is_llama_bfloat16 = dtypes == {torch.bfloat16} and quantization == "none" and _is_llama(model)
     rewriter.norms(model)
     if dtypes == {torch.float32} or quantization == "int8":
         if dtypes == {torch.float32}:
@@ -87,16 +94,22 @@ def rewrite_model(model: nn.Module, *, quantization: Literal["none", "int8"] = "
             rewriter.stacks(model)
         rewriter.merges(model)
         rewriter.linears(model)
+    elif is_llama_bfloat16:
+        rewriter.layers(model)
+        rewriter.merges(model)
+        rewriter.linears(model)
+        rewriter.float_residual(model)
     else:
-        rewriter.report.skipped["packed linear layers"] = "the library's products are faster in bfloat16"
+        rewriter.report.skipped["packed linear layers"] = "bfloat16, and not all layers are of Llama's form"
     return rewriter.report
 
 
 class _Rewriter:
     """One run over a model."""
 
-    def __init__(self, is_int8: bool):
+    def __init__(self, is_int8: bool, *, keep_plain: bool):
         self.is_int8 = is_int8
+        self.keep_plain = keep_plain and not is_int8
         self.report = RewriteReport()
 
     def norms(self, model: nn.Module) -> None:
@@ -172,7 +185,8 @@ class _Rewriter:
         for parent, name, child in _children(model):
             if not _is_plain_linear(child):
                 continue
-            weight = self._pack(child)
+            # In a bfloat16 model this is the head: few rows, and logits must not be rounded to bfloat16.
+            weight = self._pack(child, keep_plain=False)
             linear = PackedLinear(weight)
             x = torch.randn(3, child.in_features).to(child.weight.dtype)
             if self._agrees("linear layers", self._reference(child, x), linear(x)):
@@ -184,6 +198,23 @@ class _Rewriter:
             if tied is not None:
                 setattr(parent, name, PackedEmbedding(tied, child.weight.dtype))
                 self.report.count("tied tables")
+
+    def float_residual(self, model: nn.Module) -> None:
+        """Lets hidden states between fused layers be float32; takes fused layers back if something else would meet them."""
+        tables = [(parent, name, child) for parent, name, child in _children(model) if isinstance(child, _TABLES)]
+        left = {id(parameter) for parameter in model.parameters()}
+        left -= {id(parameter) for _, _, table in tables for parameter in table.parameters()}
+        layers: list[Any] = [module for module in model.modules() if hasattr(module, "self_attn")]
+        if not left and all(isinstance(layer.forward, FusedLayer) for layer in layers):
+            for parent, name, table in tables:
+                setattr(parent, name, FloatEmbedding(table))
+            self.report.count("float32 residual streams")
+            return
+        self.report.skipped["float32 residual stream"] = "some of the model's weights have no kernel"
+        for layer in layers:
+            if isinstance(layer.forward, FusedLayer):
+                del layer.forward
+        self.report.counts.pop("layers", None)
 
     def _replace_mlp(self, parent: nn.Module, name: str, mlp: Any) -> None:
         parts = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
@@ -217,19 +248,20 @@ class _Rewriter:
                     return
         else:
             with use(_small_context(call.layer_idx, num_kv_heads, head_dim)):
-                expected = attention(hidden_states=x, position_embeddings=position_embeddings, attention_mask=None)[0]
+                original = _in_float32(attention)
+                expected = original(hidden_states=x, position_embeddings=position_embeddings, attention_mask=None)[0]
                 found = fused(hidden_states=x, position_embeddings=position_embeddings)[0]
             if not self._agrees("attentions", expected, found):
                 return
         setattr(parent, name, fused)
         self.report.count("attentions")
 
-    def _pack(self, *layers: nn.Linear, activation: str | None = None) -> PackedWeight:
-        """The layers' weights as one."""
+    def _pack(self, *layers: nn.Linear, activation: str | None = None, keep_plain: bool = True) -> PackedWeight:
+        """The layers' weights as one; held plain too if that is asked for and of use in this model."""
         values = torch.cat([layer.weight.detach() for layer in layers]) if len(layers) > 1 else layers[0].weight.detach()
         bias = torch.cat([layer.bias.detach() for layer in layers]) if layers[0].bias is not None else None
         if not self.is_int8:
-            return pack(values, bias=bias, activation=activation)
+            return pack(values, bias=bias, activation=activation, keep_plain=keep_plain and self.keep_plain)
         quantized = quantize_weight(values)
         return pack(quantized.values, scales=quantized.scales, bias=bias, activation=activation)
 
@@ -252,6 +284,19 @@ class _Rewriter:
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     """(parent, name, child) of the whole tree, in order."""
     return [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+
+
+def _is_llama(model: nn.Module) -> bool:
+    """Whether all decoder layers are of Llama's form."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "self_attn")]
+    return bool(layers) and all(
+        is_llama_layer(layer) and is_llama_mlp(layer.mlp) and llama_attention_window(layer.self_attn)[0] for layer in layers
+    )
+
+
+def _in_float32(module: nn.Module) -> nn.Module:
+    """The module, or a copy if its weights are something else: what its replacement is compared with."""
+    return module if all(p.dtype == torch.float32 for p in module.parameters()) else copy.deepcopy(module).float()
 
 
 def _is_plain_linear(module: Any) -> bool:

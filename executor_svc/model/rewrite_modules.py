@@ -21,8 +21,8 @@ class PackedModule(nn.Module):
 
     def hold(self, name: str, weight: PackedWeight) -> PackedWeight:
         """Registers the weight's tensors under a name."""
-        for part in ("values", "scales", "bias"):
-            self.register_buffer(f"{name}_{part}", getattr(weight, part), persistent=False)
+        for part, tensor in weight.tensors.items():
+            self.register_buffer(f"{name}_{part}", tensor, persistent=False)
         return weight
 
 
@@ -51,6 +51,19 @@ class PackedEmbedding(PackedModule):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Int64 [...] to [..., embedding_dim]."""
         return self.packed.rows(token_ids.flatten()).to(self.dtype).view(*token_ids.shape, self.packed.in_features)
+
+
+class FloatEmbedding(nn.Module):
+    """A table of a bfloat16 model whose rows come out as float32: so begins a residual stream in float32."""
+
+    def __init__(self, table: nn.Module):
+        super().__init__()
+        self.table = table
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Int64 [...] to float32 [..., embedding_dim]."""
+        rows: Tensor = self.table(token_ids)
+        return rows.float()
 
 
 class MergedLinears(PackedModule):
@@ -132,7 +145,7 @@ class FusedAttention(PackedModule):
         self.layer_idx = call.layer_idx
 
     def attend(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Rows [num_tokens, hidden_size] to heads' results side by side, before the output projection."""
+        """Rows float32 [num_tokens, hidden_size] to heads' results side by side, before the output projection."""
         heads = self.qkv.apply(x).view(x.shape[0], -1, self.head_dim)
         query, key, value = heads.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         call = self.call
@@ -147,9 +160,9 @@ class FusedAttention(PackedModule):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *args: object, **kwargs: object
     ) -> tuple[Tensor, None]:
         """As LlamaAttention; returns no attention weights."""
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1]).float()
         out = self.output.apply(self.attend(rows, packed_rotary(position_embeddings)))
-        return out.view(*hidden_states.shape[:-1], -1), None
+        return out.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1), None
 
 
 class FusedLayer:
@@ -194,7 +207,7 @@ class _RotarySlot:
         """The rotary embedding of a packed batch, from cos and sin [1, num_tokens, rotary_dim]."""
         if self._rotary is None or self._key is not position_embeddings:
             cos, sin = position_embeddings
-            self._key, self._rotary = position_embeddings, Rotary(cos[0].contiguous(), sin[0].contiguous())
+            self._key, self._rotary = position_embeddings, Rotary(cos[0].float().contiguous(), sin[0].float().contiguous())
         return self._rotary
 
 

@@ -7,6 +7,9 @@ Knows the packed layout. Does not know modules.
 
 A gated weight has 16 gate outputs and the 16 up outputs that belong to them in every panel, so that act(gate) * up needs
 no second pass. Outputs past out_features are zero.
+
+A bfloat16 weight may be held plain too (plain_weight.py), for products of many rows where the processor multiplies bfloat16
+natively: then it takes as many bytes as one in float32.
 """
 
 from dataclasses import dataclass
@@ -17,9 +20,13 @@ from torch import Tensor
 
 from executor_svc.kernels.cpu.compile import Kernel
 from executor_svc.kernels.cpu.linear import GELU_TANH_GATED, PANEL, PLAIN, SILU_GATED, linear_bf16, linear_f32, linear_i8
+from executor_svc.kernels.cpu.plain_weight import PlainWeight
 
 INT8_GROUP = 32
 """Weights along in_features that share an int8 scale."""
+
+PLAIN_ROWS = 28
+"""From so many rows on the library's bfloat16 product is faster, if the weight is held plain. Measured: docs/experiments.md."""
 
 _KERNELS: dict[torch.dtype, Kernel] = {torch.float32: linear_f32, torch.bfloat16: linear_bf16, torch.int8: linear_i8}
 _ACTIVATIONS = {"silu": SILU_GATED, "gelu_tanh": GELU_TANH_GATED}
@@ -36,6 +43,7 @@ class PackedWeight:
         in_features: columns of the matrix.
         out_features: rows of the matrix; of a gated one, half its rows.
         activation: "silu" or "gelu_tanh" for a gated weight; None for a plain one.
+        plain: the same matrix for PLAIN_ROWS rows and more; None: panels for any number of rows.
     """
 
     values: Tensor
@@ -44,6 +52,17 @@ class PackedWeight:
     in_features: int
     out_features: int
     activation: str | None = None
+    plain: PlainWeight | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor | None]:
+        """All that takes memory, by name."""
+        plain = {} if self.plain is None else {"plain_values": self.plain.values, "plain_bias": self.plain.bias}
+        return {"values": self.values, "scales": self.scales, "bias": self.bias, **plain}
+
+    def streams(self, num_rows: int) -> bool:
+        """Whether apply runs the kernel of arguments for so many rows."""
+        return self.plain is None or num_rows < PLAIN_ROWS
 
     def apply(self, x: Tensor, out: Tensor | None = None, *, mode: int = PLAIN) -> Tensor:
         """The product x · weight^T + bias, activated if the weight is gated.
@@ -60,6 +79,8 @@ class PackedWeight:
             out = x.new_empty(x.shape[0], self.out_features)
         if x.shape[0] == 0:  # a step that samples nothing; the kernel divides by the number of tiles
             return out
+        if self.plain is not None and not self.streams(x.shape[0]):
+            return self.plain.apply(x, out, mode)
         kernel, fields = self.arguments(x, out, mode)
         kernel(*fields, threads=torch.get_num_threads())
         return out
@@ -81,6 +102,8 @@ class PackedWeight:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the matrix: float32 [num_indices, in_features] for int64 [num_indices]."""
+        if self.plain is not None:
+            return self.plain.values[indices].float()
         panels, columns = indices // PANEL, indices % PANEL
         found = self.values[panels, :, columns].float()
         if self.scales is not None:
@@ -95,6 +118,7 @@ def pack(
     scales: Tensor | None = None,
     bias: Tensor | None = None,
     activation: str | None = None,
+    keep_plain: bool = False,
 ) -> PackedWeight:
     """Packs a matrix.
 
@@ -103,6 +127,7 @@ def pack(
         scales: float32 [out_features, ceil(in_features / 32)] of int8 values.
         bias: float [out_features].
         activation: makes it a gated weight.
+        keep_plain: holds bfloat16 values plain too; the tensors given are kept, not copied.
     """
     rows, in_features = values.shape
     order = torch.arange(rows)
@@ -123,6 +148,7 @@ def pack(
         in_features=in_features,
         out_features=out_features,
         activation=activation,
+        plain=PlainWeight(values, None if bias is None else bias.bfloat16(), activation) if keep_plain else None,
     )
 
 

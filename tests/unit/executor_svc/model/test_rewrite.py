@@ -103,14 +103,43 @@ def test_int8_equals_the_plain_quantised_model(class_name: str) -> None:
     assert difference < (1e-4 if class_name == "LlamaConfig" else 2e-2)
 
 
-def test_bfloat16_keeps_the_librarys_products() -> None:
-    model = make_model(dtype=torch.bfloat16)
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("class_name", ["LlamaConfig", "MistralConfig", "Qwen2Config"])
+def test_bfloat16_model_of_llamas_form_computes_nearly_as_in_float32(class_name: str, is_tied: bool) -> None:
+    model = make_model(class_name, torch.bfloat16, tie_word_embeddings=is_tied)
+    wide = copy.deepcopy(model).float()
+    expected, before = logits(wide, TorchBackend()), logits(model, TorchBackend(), torch.bfloat16)
+
+    report = rewrite_model(model)
+
+    assert report.counts.items() >= {"layers": 4, "float32 residual streams": 1}.items(), str(report)
+    for backend in (TorchBackend(), CpuBackend()):
+        after = logits(model, backend, torch.bfloat16)
+        assert (after - expected).norm() < 0.5 * (before - expected).norm()
+
+
+@pytest.mark.parametrize("class_name", ["Qwen3Config", "Gemma2Config"])
+def test_bfloat16_model_of_another_form_keeps_the_librarys_products(class_name: str) -> None:
+    model = make_model(class_name, torch.bfloat16, head_dim=16)
     before = logits(model, TorchBackend(), torch.bfloat16)
 
     report = rewrite_model(model)
 
     assert "packed linear layers" in report.skipped
     assert type(model.lm_head) is nn.Linear
+    after = logits(model, CpuBackend(), torch.bfloat16)
+    assert (after - before).abs().mean() / before.abs().mean() < 0.05
+
+
+def test_bfloat16_layers_are_not_fused_beside_one_that_cannot_be() -> None:
+    model = make_model(dtype=torch.bfloat16)
+    model.model.layers[1].mlp.act_fn = nn.ReLU()
+    before = logits(model, TorchBackend(), torch.bfloat16)
+
+    report = rewrite_model(model)
+
+    assert "float32 residual stream" in report.skipped
+    assert "layers" not in report.counts
     after = logits(model, CpuBackend(), torch.bfloat16)
     assert (after - before).abs().mean() / before.abs().mean() < 0.05
 
