@@ -20,7 +20,7 @@ def test_executors_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_executor_may_be_named_once_only() -> None:
-    with pytest.raises(StartupError, match="--executors.*twice"):
+    with pytest.raises(StartupError, match=r"--executors.*twice"):
         load_settings(SchedulerSettings, ["--executors", "a:1", "--executors", "a:1"])
 
 
