@@ -63,7 +63,8 @@ class FusedStack:
         context = current()
         rotary = packed_rotary(position_embeddings)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        if not isinstance(context.backend, CpuBackend):
+        streams = self._layers[0].attention.qkv.streams(rows.shape[0])
+        if not streams or not isinstance(context.backend, CpuBackend):
             hidden = rows.clone()
             for layer in self._layers:
                 layer.add_to(hidden, rotary)

@@ -99,6 +99,7 @@ def rewrite_model(model: nn.Module, *, quantization: Literal["none", "int8"] = "
         rewriter.merges(model)
         rewriter.linears(model)
         rewriter.float_residual(model)
+        rewriter.stacks(model)
     else:
         rewriter.report.skipped["packed linear layers"] = "bfloat16, and not all layers are of Llama's form"
     return rewriter.report
