@@ -32,6 +32,8 @@ PANEL = 32
 """Outputs of a panel."""
 PLAIN, ADD, SILU_GATED, GELU_TANH_GATED = 0, 1, 2, 3
 """What happens to a product: stored; added to out; act(first 16 columns of a panel) * last 16 columns, stored."""
+ACTIVATIONS = {"silu": SILU_GATED, "gelu_tanh": GELU_TANH_GATED}
+"""Modes by the activation's name."""
 
 _NEAR = 4096
 """Bytes that a single tile fetches ahead in its own panel: it is over too soon to fetch the next."""
@@ -47,7 +49,8 @@ FIELDS = "12q"
 
 
 @njit(error_model="numpy")
-def _activate(gate, mode):  # type: ignore[no-untyped-def]
+def activate(gate, mode):  # type: ignore[no-untyped-def]
+    """A vector of gates, activated as SILU_GATED or GELU_TANH_GATED says."""
     one = vsplat(np.float32(1.0))
     if mode == SILU_GATED:
         return gate / (one + vexp(vsplat(np.float32(0.0)) - gate))
@@ -73,7 +76,7 @@ def _finish(args, cells, rows, row, panel):  # type: ignore[no-untyped-def]
             value = vload(cells + 4 * (m * PANEL + column), "f32")
             left = out_features - panel * width - column
             if mode >= SILU_GATED:
-                value = _activate(value, mode) * vload(cells + 4 * (m * PANEL + column + PANEL // 2), "f32")
+                value = activate(value, mode) * vload(cells + 4 * (m * PANEL + column + PANEL // 2), "f32")
             if left >= LANES:
                 if mode == ADD:
                     value = value + vload(target + 4 * column, "f32")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.kernels.cpu.compile import Kernel
-from executor_svc.kernels.cpu.linear import GELU_TANH_GATED, PANEL, PLAIN, SILU_GATED, linear_bf16, linear_f32, linear_i8
+from executor_svc.kernels.cpu.linear import ACTIVATIONS, PANEL, PLAIN, linear_bf16, linear_f32, linear_i8
 from executor_svc.kernels.cpu.plain_weight import PlainWeight
 
 INT8_GROUP = 32
@@ -29,7 +29,6 @@ PLAIN_ROWS = 28
 """From so many rows on the library's bfloat16 product is faster, if the weight is held plain. Measured: docs/experiments.md."""
 
 _KERNELS: dict[torch.dtype, Kernel] = {torch.float32: linear_f32, torch.bfloat16: linear_bf16, torch.int8: linear_i8}
-_ACTIVATIONS = {"silu": SILU_GATED, "gelu_tanh": GELU_TANH_GATED}
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class PackedWeight:
         if x.shape[0] == 0:  # a step that samples nothing; the kernel divides by the number of tiles
             return out
         if self.plain is not None and not self.streams(x.shape[0]):
-            return self.plain.apply(x, out, mode)
+            return self.plain.apply(x, out, self._mode(mode))
         kernel, fields = self.arguments(x, out, mode)
         kernel(*fields, threads=torch.get_num_threads())
         return out
@@ -88,10 +87,21 @@ class PackedWeight:
     def arguments(self, x: Tensor, out: Tensor, mode: int) -> tuple[Kernel, tuple[int, ...]]:
         """The kernel of apply and its fields, for callers that run several kernels at once."""
         kernel, fields = self._call
-        if self.activation is not None:
-            mode = _ACTIVATIONS[self.activation]
         x_stride, out_stride = x.stride(0) * 4, out.stride(0) * 4
-        return kernel, (x.data_ptr(), x_stride, x.shape[0], *fields, out.data_ptr(), out_stride, self.out_features, mode)
+        return kernel, (
+            x.data_ptr(),
+            x_stride,
+            x.shape[0],
+            *fields,
+            out.data_ptr(),
+            out_stride,
+            self.out_features,
+            self._mode(mode),
+        )
+
+    def _mode(self, mode: int) -> int:
+        """The mode of a product: that asked for, or the weight's own if it is gated."""
+        return mode if self.activation is None else ACTIVATIONS[self.activation]
 
     @cached_property
     def _call(self) -> tuple[Kernel, tuple[int, ...]]:
@@ -148,7 +158,7 @@ def pack(
         in_features=in_features,
         out_features=out_features,
         activation=activation,
-        plain=PlainWeight(values, None if bias is None else bias.bfloat16(), activation) if keep_plain else None,
+        plain=PlainWeight(values, None if bias is None else bias.bfloat16()) if keep_plain else None,
     )
 
 

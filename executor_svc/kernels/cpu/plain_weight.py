@@ -5,12 +5,11 @@ Knows torch's product. Does not know the packed layout, nor when which of the tw
 
 from dataclasses import dataclass
 
-import torch
 from llvmlite import binding
 from torch import Tensor
 from torch.nn import functional
 
-from executor_svc.kernels.cpu.linear import ADD
+from executor_svc.kernels.cpu.finish import finish
 
 
 def has_bfloat16_products() -> bool:
@@ -28,19 +27,11 @@ class PlainWeight:
     Attributes:
         values: bfloat16 [num_rows_of_weight, in_features]; of a gated weight the gate's rows, then the up's.
         bias: bfloat16 [num_rows_of_weight]; None: none.
-        activation: "silu" or "gelu_tanh" for a gated weight; None for a plain one.
     """
 
     values: Tensor
     bias: Tensor | None
-    activation: str | None
 
     def apply(self, x: Tensor, out: Tensor, mode: int) -> Tensor:
-        """As PackedWeight.apply, but x and the product are rounded to bfloat16."""
-        product = functional.linear(x.bfloat16(), self.values, self.bias)
-        if self.activation is not None:
-            width = product.shape[1] // 2
-            gate, up = product[:, :width].float(), product[:, width:]
-            gate = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
-            return torch.mul(gate, up, out=out)
-        return out.add_(product) if mode == ADD else out.copy_(product)
+        """As PackedWeight.apply, but x and the product are rounded to bfloat16; mode tells the activation too."""
+        return finish(functional.linear(x.bfloat16(), self.values, self.bias), out, mode)
