@@ -1,6 +1,7 @@
 """The front over real gRPC with a worker that has no model: fences, ends of streams, and the worker's end."""
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,7 +47,9 @@ class FakeScheduler:
         return (await self.receive()).ready
 
     async def send(self, request: pb.RunSessionRequest) -> None:
-        await self._call.write(request)
+        # A session that ended meanwhile cannot be written to; end() tells why it did.
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._call.write(request)
 
     async def plan(self, step_id: int) -> None:
         await self.send(pb.RunSessionRequest(plan=pb.StepPlan(step_id=step_id)))

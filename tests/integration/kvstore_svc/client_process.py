@@ -29,10 +29,15 @@ def reserve(session: StoreSession, number: int) -> pb.BlockHandle:
     return session.stub.ReserveBlocks(request, timeout=5).results[0].handle
 
 
-def write(session: StoreSession, handle: pb.BlockHandle) -> memoryview:
+def mapped(session: StoreSession, handle: pb.BlockHandle) -> memoryview:
     assert session.attachment is not None
     view = session.attachment.view(handle.slab_id, handle.offset_bytes, handle.length_bytes)
     assert view is not None
+    return view
+
+
+def write(session: StoreSession, handle: pb.BlockHandle) -> memoryview:
+    view = mapped(session, handle)
     view[:] = WORD * (BLOCK_BYTES // len(WORD))
     return view
 
@@ -81,9 +86,10 @@ def main() -> None:
             session.stub.PutBlocks(half_a_block(session))
         case "sleeping":
             handle = reserve(session, 1)
+            view = mapped(session, handle)  # before it sleeps: its heartbeat may learn of the fence before it goes on here
             say("ready")
             sys.stdin.readline()
-            view = write(session, handle)
+            view[:] = WORD * (BLOCK_BYTES // len(WORD))
             try:
                 commit(session, handle, view)
                 say("committed")
