@@ -8,6 +8,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -106,6 +107,7 @@ def _source(function: Any) -> str:
         return ""
 
 
+@cache  # the same few functions are asked for every layer
 def _tree(function: Any) -> str:
     """A function's syntax tree without annotations, decorators and docstrings; empty if there is no source."""
     source = _source(function) if function is not None else ""
