@@ -2,7 +2,7 @@
 
 Knows numba's C functions, the OpenMP library that torch has loaded and how arguments are packed. Does not know what a
 kernel computes. A pool of our own would compete with torch's threads, which spin for a while after each of its operations.
-A kernel is `def f(args: int64)`, args the address of 8-byte fields; the first three are this module's, see first_arg.
+A kernel is `def f(args: int64)`, args the address of 8-byte fields; the first four are this module's.
 """
 
 import ctypes
@@ -16,15 +16,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 import torch
 from numba import cfunc, njit, types
 
-from executor_svc.kernels.cpu.vector import call_address, load_i64
+from executor_svc.kernels.cpu.vector import atomic_add, call_address, load_i64
 
 log = logging.getLogger(__name__)
 
-FIRST_ARG = 3
-"""Index of the first field that is a kernel's own."""
+FIRST_ARG = 4
+"""Index of the first field that is a kernel's own. Before it: three functions of the OpenMP library, and the team's counters."""
+COUNTERS = 3
+NUM_COUNTERS = 64
+"""Of a team, int64, each on a cache line of its own; zero when a kernel starts."""
+COUNTER_STRIDE = 8
 
 
 def _source_digest() -> str:
@@ -89,6 +94,12 @@ def barrier(args):  # type: ignore[no-untyped-def]
         call_address(function)
 
 
+@njit(error_model="numpy")
+def claim(args, counter):  # type: ignore[no-untyped-def]
+    """The next number of a counter, from 0 on: every number goes to one thread."""
+    return atomic_add(load_i64(args, COUNTERS) + 8 * COUNTER_STRIDE * counter, 1)
+
+
 class OpenMp:
     """The OpenMP library that torch has loaded; has no threads if there is none that speaks libgomp's interface."""
 
@@ -132,6 +143,9 @@ class Kernel:
     """
 
     openmp: OpenMp | None = None
+    counters = np.zeros(NUM_COUNTERS * COUNTER_STRIDE, np.int64)
+    """Of a kernel that is called by itself."""
+    counters_address = int(counters.ctypes.data)
     all: list["Kernel"] = []  # noqa: RUF012  # the registry that warm_up walks
 
     def __init__(self, function: Callable[[int], None], fields: str):
@@ -139,7 +153,7 @@ class Kernel:
         self.compile_s: float | None = None
         self.from_cache = False
         self._function = function
-        self._pack = struct.Struct("3q" + fields).pack
+        self._pack = struct.Struct("4q" + fields).pack
         self._call_serially: Any = None
         self._address = 0
         Kernel.all.append(self)
@@ -164,11 +178,11 @@ class Kernel:
         return self._address
 
     def pack(self, *fields: float, threads: int) -> bytes:
-        """The arguments as the compiled function reads them, for a team of so many threads."""
+        """The arguments as the compiled function reads them, for a team of so many threads that share Kernel.counters."""
         self.compile()
         assert Kernel.openmp is not None
         functions = Kernel.openmp.functions if threads > 1 and Kernel.openmp.parallel is not None else (0, 0, 0)
-        return self._pack(*functions, *fields)
+        return self._pack(*functions, Kernel.counters_address, *fields)
 
     def __call__(self, *fields: float, threads: int) -> None:
         """Runs on so many of torch's threads, the calling one among them; returns when all are done.
@@ -181,9 +195,10 @@ class Kernel:
             self.compile()
         openmp = Kernel.openmp
         if threads > 1 and openmp is not None and openmp.parallel is not None:
-            openmp.parallel(self._address, self._pack(*openmp.functions, *fields), threads, 0)
+            Kernel.counters.fill(0)
+            openmp.parallel(self._address, self._pack(*openmp.functions, Kernel.counters_address, *fields), threads, 0)
         else:
-            self._call_serially(self._pack(0, 0, 0, *fields))
+            self._call_serially(self._pack(0, 0, 0, 0, *fields))
 
 
 def kernel(fields: str) -> Callable[[Callable[[int], None]], Kernel]:

@@ -7,6 +7,9 @@ Knows the packed layout (packed_weight.py). Does not know models.
 
 While the tiles of one panel are computed, the next panel is fetched: memory and arithmetic overlap. A tile ends in a small
 buffer, where bias, activation and residual are applied on the way out.
+
+Threads work in pairs that share a range of panels and walk towards each other from its ends, each reading memory in order:
+a thread whose core has other things to do is waited for as long as one panel takes, not half of the product.
 """
 
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from executor_svc.kernels.cpu.compile import FIRST_ARG, kernel, named, num_threads, thread_idx
+from executor_svc.kernels.cpu.compile import FIRST_ARG, NUM_COUNTERS, claim, kernel, named, num_threads, thread_idx
 from executor_svc.kernels.cpu.tile import GROUP_SHIFT, MAX_ROWS, tile_bf16, tile_f32, tile_i8
 from executor_svc.kernels.cpu.vector import (
     LANES,
@@ -103,26 +106,38 @@ def _make(dtype: str, itemsize: int, tile: Any) -> Any:
         # Rows in chunks that stay in the second-level cache while all panels pass by.
         num_chunks = max((num_rows * depth * 4 + _CHUNK_BYTES - 1) // _CHUNK_BYTES, 1)
         num_chunks = min(num_chunks, (num_rows + MAX_ROWS - 1) // MAX_ROWS)
-        for chunk in range(num_chunks):
+        pair = thread // 2
+        is_paired = 2 * pair + 1 < threads and pair < NUM_COUNTERS
+        first = num_panels * 2 * pair // threads
+        num_shared = num_panels * min(2 * pair + 2, threads) // threads - first
+        downward = thread % 2 == 1
+        num_items = num_chunks * num_shared
+        if downward and not is_paired:  # beyond the counters, a pair's first thread works alone
+            num_items = 0
+        for own in range(num_items):
+            if is_paired and claim(args, pair) >= num_items:
+                break
+            item = num_items - 1 - own if downward else own
+            chunk, panel = item // num_shared, first + item % num_shared
             chunk_start = num_rows * chunk // num_chunks
             chunk_rows = num_rows * (chunk + 1) // num_chunks - chunk_start
             # Two tiles fetch the next panel meanwhile; see _NEAR for a single one.
             num_tiles = max((chunk_rows + MAX_ROWS - 1) // MAX_ROWS, 2 if chunk_rows >= 6 else 1)
             ahead_step = max(width // num_tiles, 1)
-            for panel in range(num_panels * thread // threads, num_panels * (thread + 1) // threads):
-                start = weight + panel * depth * width
-                panel_scales = scales + panel * scale_width
-                for index in range(num_tiles):
-                    row = chunk_start + chunk_rows * index // num_tiles
-                    rows = chunk_start + chunk_rows * (index + 1) // num_tiles - row
-                    ahead = start + _NEAR if num_tiles == 1 else start + depth * (width + index * ahead_step)
-                    for strip in range(0, PANEL // 2, LANES):
-                        w0 = start + strip * itemsize
-                        tile(
-                            rows, x + row * x_stride, x_stride, w0, w0 + PANEL // 2 * itemsize, width, panel_scales + 4 * strip,
-                            depth, ahead, ahead_step, cells + 4 * strip, 4 * PANEL,
-                        )  # fmt: skip
-                    _finish(args, cells, rows, row, panel)
+            start = weight + panel * depth * width
+            following = start - depth * width if downward else start + depth * width
+            panel_scales = scales + panel * scale_width
+            for index in range(num_tiles):
+                row = chunk_start + chunk_rows * index // num_tiles
+                rows = chunk_start + chunk_rows * (index + 1) // num_tiles - row
+                ahead = start + _NEAR if num_tiles == 1 else following + depth * index * ahead_step
+                for strip in range(0, PANEL // 2, LANES):
+                    w0 = start + strip * itemsize
+                    tile(
+                        rows, x + row * x_stride, x_stride, w0, w0 + PANEL // 2 * itemsize, width, panel_scales + 4 * strip,
+                        depth, ahead, ahead_step, cells + 4 * strip, 4 * PANEL,
+                    )  # fmt: skip
+                _finish(args, cells, rows, row, panel)
 
     return run
 

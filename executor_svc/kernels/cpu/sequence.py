@@ -7,7 +7,7 @@ microseconds to a tenth of a millisecond; calling each from Python would cost a 
 import numpy as np
 import numpy.typing as npt
 
-from executor_svc.kernels.cpu.compile import FIRST_ARG, barrier, kernel
+from executor_svc.kernels.cpu.compile import COUNTER_STRIDE, COUNTERS, FIRST_ARG, NUM_COUNTERS, barrier, kernel
 from executor_svc.kernels.cpu.vector import call_kernel, load_i64
 
 _NUM_KERNELS, _LIST = FIRST_ARG, FIRST_ARG + 1
@@ -39,12 +39,16 @@ class KernelSequence:
         width = max(len(packed) for _, packed in kernels) // 8
         self.arguments: npt.NDArray[np.int64] = np.zeros((len(kernels), width), np.int64)
         self._entries: npt.NDArray[np.int64] = np.empty((len(kernels), 2), np.int64)
+        self._counters: npt.NDArray[np.int64] = np.zeros((len(kernels), COUNTER_STRIDE * min(threads, NUM_COUNTERS)), np.int64)
         for i, (address, packed) in enumerate(kernels):
             row = np.frombuffer(packed, np.int64)
             self.arguments[i, : len(row)] = row
             self._entries[i] = address, self.arguments[i].ctypes.data
         self.addresses = self._entries[:, 0]
+        self._counter_addresses = self._counters.ctypes.data + np.arange(len(kernels)) * self._counters.strides[0]
 
     def run(self) -> None:
-        """Runs all of them."""
+        """Runs all of them, each with counters of its own: a thread may be one kernel ahead of the others."""
+        self._counters.fill(0)
+        self.arguments[:, COUNTERS] = self._counter_addresses
         run_sequence(len(self._entries), self._entries.ctypes.data, threads=self._threads)

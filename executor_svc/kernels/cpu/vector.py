@@ -277,6 +277,16 @@ def call_kernel(typing: Any, address: Any, args: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
+@intrinsic
+def atomic_add(typing: Any, address: Any, value: Any) -> Any:
+    """Adds to the int64 at an address; returns what was there before. Orders nothing else."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], I64.as_pointer()), args[1], "monotonic")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
 # ---------------------------------------------------------------- arithmetic
 
 
