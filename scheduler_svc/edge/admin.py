@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from importlib import metadata
 from typing import Any, Protocol
 
 import grpc.aio
 
 from common.errors import InvalidParameter
+from octavo import __version__
 from octavo.kvstore.v1 import kv_store_service_pb2 as kvstore_pb
 from octavo.scheduler.v1 import admin_service_pb2 as pb
 from octavo.scheduler.v1 import admin_service_pb2_grpc as pb_grpc
@@ -57,7 +57,7 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         """Versions, limits and peers."""
         tiers = tier_loads(await self._store.stats())  # before asking whether it is connected
         return pb.GetServerInfoResponse(
-            version=metadata.version("octavo"),
+            version=__version__,
             uptime_s=self._uptime_s,
             settings=self._settings,
             executors=[_executor_status(driver) for driver in self._engine.drivers],
