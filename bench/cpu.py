@@ -2,12 +2,11 @@
 
     python -m bench.cpu [--dtypes float32,bfloat16] [--repeat 2] [--trace azure_llm_2023_conv.csv] [--json FILE]
 
-Every process gets all cores, never two of them at once: the peers take turns, so only ratios within one run mean anything.
+Every process gets all cores, never two of them at once: the peers take turns, run by run. Only ratios mean anything.
 Then weight-only int8 against fp32 (share of equal top-1 tokens), and the KV waste of the running block pool on a trace.
 """
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -18,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.figures import Figures
+from bench.in_process import measure_in_process
 from bench.int8_agreement import add_agreement, most_likely_tokens
 from bench.kv_waste import measure_kv_waste, read_trace, report
+from bench.transformers_peer import PeerRun, TransformersPeer
 from bench.workloads import Workload, cpu_a, cpu_b, cpu_c
 from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc, inference_service_pb2_grpc
 from tests.e2e.stack import Answer, Stack, StackConfig, collect, greedy_request, running_stack
@@ -58,24 +59,36 @@ def flush(stack: Stack) -> None:
         admin.FlushCache(admin_service_pb2.FlushCacheRequest(include_store=True), timeout=30)
 
 
-def measure_octavo(figures: Figures, folder: Path, dtype: str, quantization: str, repeat: int, num_threads: int) -> list[int]:
-    """Octavo's three processes.
+def measure(figures: Figures, folder: Path, dtype: str, quantization: str, repeat: int, num_threads: int) -> list[int]:
+    """Octavo's three processes, and unless quantised transformers and the engine in one process, run by run in turn.
+
+    A virtual machine's speed drifts by a fifth within minutes: only neighbouring runs can be compared.
 
     Returns:
         The most likely tokens of a text, to compare dtypes with.
     """
     name = f"octavo {dtype}" if quantization == "none" else f"octavo {quantization}"
     flags = ("--dtype", dtype, "--quantization", quantization)
+    peer = TransformersPeer(folder, dtype, num_threads) if quantization == "none" else None
     with running_stack(StackConfig(folder, executor_flags=flags, num_threads=num_threads)) as stack:
         for make in WORKLOADS:
             workload = make()
             run_served(stack, workload)  # warms kernels and threads up
-            cold, again = [], []
+            cold, again, peers = [], [], []
+            in_process_s: list[float] = []
             for _ in range(repeat):
                 flush(stack)
                 cold.append(run_served(stack, workload))
                 again.append(run_served(stack, workload))
+                if peer is not None:
+                    peers.append(peer.run(workload))
+                    if workload.name == "cpu-b":
+                        in_process_s += measure_in_process(folder, dtype, ["cpu-b"], 1, num_threads)["cpu-b"]
             add_runs(figures, workload, name, cold, again)
+            if peers:
+                add_peer_runs(figures, workload, f"transformers {dtype}", peers)
+            if in_process_s:
+                add_split(figures, workload, dtype, in_process_s)
         return most_likely_tokens(stack)
 
 
@@ -93,39 +106,27 @@ def add_runs(figures: Figures, workload: Workload, peer: str, cold: list[ServedR
             figures.add("cpu-c", "again", [r.total_s for r in again], "s", peer)
 
 
-def measure_transformers(figures: Figures, folder: Path, dtype: str, repeat: int, num_threads: int) -> None:
-    """Generate of transformers itself."""
-    from bench.transformers_peer import TransformersPeer
-
-    peer = TransformersPeer(folder, dtype, num_threads)
-    name = f"transformers {dtype}"
-    for make in WORKLOADS:
-        workload = make()
-        runs = [peer.run(workload) for _ in range(repeat)]
-        rate = [workload.num_output_tokens / r.total_s for r in runs]
-        match workload.name:
-            case "cpu-a":
-                figures.add("cpu-a", "ttft", [r.first_token_s for r in runs], "s", name)
-                figures.add("cpu-a", "output", rate, "tokens/s", name)
-            case "cpu-b":
-                figures.add("cpu-b", "output", rate, "tokens/s", name)
-                figures.add("cpu-b", "mean ttft", [r.first_token_s for r in runs], "s", name)
-            case _:
-                figures.add("cpu-c", "cold", [r.total_s for r in runs], "s", name)
-                figures.add("cpu-c", "again", [r.total_s for r in runs], "s", name)
-    del peer
-    gc.collect()
+def add_peer_runs(figures: Figures, workload: Workload, peer: str, runs: list[PeerRun]) -> None:
+    """The same figures of transformers' generate."""
+    rate = [workload.num_output_tokens / r.total_s for r in runs]
+    match workload.name:
+        case "cpu-a":
+            figures.add("cpu-a", "ttft", [r.first_token_s for r in runs], "s", peer)
+            figures.add("cpu-a", "output", rate, "tokens/s", peer)
+        case "cpu-b":
+            figures.add("cpu-b", "output", rate, "tokens/s", peer)
+            figures.add("cpu-b", "mean ttft", [r.first_token_s for r in runs], "s", peer)
+        case _:
+            figures.add("cpu-c", "cold", [r.total_s for r in runs], "s", peer)
+            figures.add("cpu-c", "again", [r.total_s for r in runs], "s", peer)
 
 
-def measure_split(figures: Figures, folder: Path, dtype: str, repeat: int, num_threads: int) -> None:
+def add_split(figures: Figures, workload: Workload, dtype: str, seconds: list[float]) -> None:
     """The same engine in one process, and what three processes cost beside it."""
-    from bench.in_process import measure_in_process
-
-    workload = cpu_b()
-    seconds = measure_in_process(folder, dtype, ["cpu-b"], repeat, num_threads)["cpu-b"]
-    rate = figures.add("cpu-b", "output", [workload.num_output_tokens / s for s in seconds], "tokens/s", f"in process {dtype}")
-    served = figures.value("cpu-b", "output", f"octavo {dtype}")
-    figures.add("cpu-b", "cost of three processes", 100 * (1 - served / rate), "%", f"octavo {dtype}")
+    rates = [workload.num_output_tokens / s for s in seconds]
+    rate = figures.add(workload.name, "output", rates, "tokens/s", f"in process {dtype}")
+    served = figures.value(workload.name, "output", f"octavo {dtype}")
+    figures.add(workload.name, "cost of three processes", 100 * (1 - served / rate), "%", f"octavo {dtype}")
 
 
 def add_ratios(figures: Figures, dtype: str) -> None:
@@ -156,11 +157,9 @@ def main() -> None:
     figures = Figures()
     tokens: dict[str, list[int]] = {}
     for dtype in arguments.dtypes.split(","):
-        tokens[dtype] = measure_octavo(figures, folder, dtype, "none", arguments.repeat, num_threads)
-        measure_transformers(figures, folder, dtype, arguments.repeat, num_threads)
-        measure_split(figures, folder, dtype, arguments.repeat, num_threads)
+        tokens[dtype] = measure(figures, folder, dtype, "none", arguments.repeat, num_threads)
         add_ratios(figures, dtype)
-    tokens["int8"] = measure_octavo(figures, folder, "float32", "int8", arguments.repeat, num_threads)
+    tokens["int8"] = measure(figures, folder, "float32", "int8", arguments.repeat, num_threads)
     if "float32" in tokens:
         add_agreement(figures, tokens["float32"], tokens["int8"])
     if arguments.trace is not None:
