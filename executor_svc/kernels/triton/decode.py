@@ -1,0 +1,405 @@
+"""Paged attention of sequences with one query each: reads every cached key and value once, at the memory's speed.
+
+Knows lengths only as numbers on the device, so that a CUDA graph can be replayed with others. Does not know prefill.
+
+The keys of all sequences, cut into tiles, stand in one row; the row is cut into num_ranges equal ranges, whatever the
+lengths. A program takes one range for one KV head with all its query heads, so one long sequence fills the card as well
+as many short ones, and the programs of a range, one per head, read the same blocks at the same time.
+
+```
+tiles        | seq 0 ............................... | seq 1 .... | seq 2 ...................... |
+ranges       | range 0       | range 1       | range 2       | range 3       | range 4        |
+partials       slot 1          slot 0          slot 0, slot 1   slot 0 ...                             seq 1 lies in one range:
+                                                                                                       written directly
+```
+A sequence that spans ranges is finished by the program that arrives last, by the counter of (sequence, KV head), which it
+sets back to zero.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from executor_svc.kernels.batch import LayerCache
+from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
+from executor_svc.kernels.triton.scores import LOWEST, capped, check_heads, dot_precision, padded, softmax_step
+
+KERNEL = "paged_decode"
+MAX_PROGRAMS_PER_SM = 8
+
+# tile: keys per step; stages: tiles in flight, this one included; programs_per_sm: how many ranges the row is cut into.
+register_defaults(
+    KERNEL,
+    {
+        80: {"tile": 64, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
+        86: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
+        90: {"tile": 64, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
+        120: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
+    },
+)
+
+
+class DecodeWorkspace:
+    """Partial results of ranges, and the counters of who has arrived. One launch at a time may use it.
+
+    Attributes:
+        max_num_seqs: the most sequences of a launch.
+        max_splits: the most ranges that the row of tiles is cut into.
+        num_sms: processors of the device.
+    """
+
+    def __init__(self, max_num_seqs: int, num_heads: int, head_dim_v: int, max_splits: int, device: torch.device | str):
+        """Allocates max_splits * num_heads * (head_dim_v + 2) * 8 bytes, and the counters."""
+        self.max_num_seqs = max_num_seqs
+        self.max_splits = max_splits
+        # [range, slot, head, ...]: slot 0 for a sequence that began in an earlier range, 1 for one that goes on in a later.
+        self.partial_out = torch.zeros(max_splits, 2, num_heads, head_dim_v, dtype=torch.float32, device=device)
+        self.partial_sums = torch.zeros(max_splits, 2, num_heads, 2, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(max_num_seqs * num_heads, dtype=torch.int32, device=device)
+        self.num_sms = num_sms(self.arrived.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of device memory."""
+        return sum(part.numel() * part.element_size() for part in (self.partial_out, self.partial_sums, self.arrived))
+
+
+def num_sms(device: torch.device) -> int:
+    """Processors of a device; 2 for the CPU, where kernels are interpreted."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def decode_config(query: Tensor, layer_cache: LayerCache) -> Config:
+    """The configuration that paged_decode uses."""
+    return lookup(
+        KERNEL,
+        {
+            "head_dim_k": query.shape[2],
+            "head_dim_v": layer_cache.value.shape[3],
+            "group": query.shape[1] // layer_cache.key.shape[1],
+            "dtype": str(query.dtype).removeprefix("torch."),
+        },
+    )
+
+
+def paged_decode(
+    query: Tensor,
+    layer_cache: LayerCache,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    workspace: DecodeWorkspace,
+    config: Config | None = None,
+) -> None:
+    """Attention of one query per sequence, in one launch whose shape depends on the arguments' shapes only.
+
+    Args:
+        query: [num_seqs, num_heads, head_dim_k]; rows may be strided, the last two dimensions are contiguous.
+        layer_cache: key [num_blocks, num_kv_heads, block_size, head_dim_k], value [..., head_dim_v]; strided over dimension 0.
+        block_tables: int32 [num_seqs, max_blocks]; rows may be strided. Entries beyond a length are never read.
+        seq_lens: int32 [num_seqs]; the query's own position is seq_lens - 1. 0: a padding row, out becomes zero.
+        out: [num_seqs, num_heads, head_dim_v]; rows may be strided.
+        scale: scores are multiplied by it.
+        window: a key is visible if its position > the query's - window; None: all.
+        softcap: scores become softcap * tanh(score / softcap); None: they do not.
+        sinks: [num_heads], the score of an extra column of each head that has no value; None: none.
+        workspace: for at least num_seqs sequences and these heads.
+        config: None: the tuned one.
+
+    Raises:
+        ValueError: shapes that do not fit together, or more sequences than the workspace is for.
+    """
+    check_heads(query, layer_cache)
+    num_seqs, num_heads, head_dim_k = query.shape
+    _, num_kv_heads, block_size, head_dim_v = layer_cache.value.shape
+    if num_seqs == 0:
+        return
+    if num_seqs > workspace.max_num_seqs or workspace.partial_out.shape[2:] != (num_heads, head_dim_v):
+        raise ValueError(f"the workspace is not for {num_seqs} sequences, {num_heads} heads and values of {head_dim_v}")
+    group = num_heads // num_kv_heads
+    few_rows = triton.next_power_of_2(group)
+    config = config or decode_config(query, layer_cache)
+    # Elements of 4 bytes take twice the memory per tile.
+    tile = config["tile"] if query.element_size() == 2 else max(16, config["tile"] // 2)
+    num_ranges = max(1, min(workspace.max_splits, workspace.num_sms * config["programs_per_sm"] // num_kv_heads))
+    _paged_decode_kernel[(num_ranges * num_kv_heads,)](
+        query,
+        layer_cache.key,
+        layer_cache.value,
+        block_tables,
+        seq_lens,
+        out,
+        sinks if sinks is not None else query,
+        workspace.partial_out,
+        workspace.partial_sums,
+        workspace.arrived,
+        num_seqs,
+        num_ranges,
+        scale,
+        softcap if softcap is not None else 1.0,
+        window if window is not None else 0,
+        query.stride(0),
+        layer_cache.key.stride(0),
+        layer_cache.value.stride(0),
+        block_tables.stride(0),
+        out.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        ROWS=padded(group),
+        FEW_ROWS=few_rows,
+        AT_ONCE=max(1, 8192 // (few_rows * padded(head_dim_v))),  # parts that are added up in one go, in registers
+        HEAD_DIM_K=head_dim_k,
+        PADDED_K=padded(head_dim_k),
+        HEAD_DIM_V=head_dim_v,
+        PADDED_V=padded(head_dim_v),
+        BLOCK_SIZE=block_size,
+        TILE=tile,
+        MAX_SEQS=_seqs_bucket(num_seqs),
+        WINDOW=window is not None,
+        SOFTCAP=softcap is not None,
+        SINKS=sinks is not None,
+        STAGES=config["stages"],
+        PRECISION=dot_precision(query),
+        num_warps=config["num_warps"],
+    )
+
+
+def _seqs_bucket(num_seqs: int) -> int:
+    """Upper bound of num_seqs from a short list, so that few variants are compiled."""
+    return 16 if num_seqs <= 16 else 128 if num_seqs <= 128 else max(512, triton.next_power_of_2(num_seqs))
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_ranges", "window", "tables_stride"])
+def _paged_decode_kernel(
+    query_ptr: Any,
+    key_ptr: Any,
+    value_ptr: Any,
+    tables_ptr: Any,
+    seq_lens_ptr: Any,
+    out_ptr: Any,
+    sinks_ptr: Any,
+    partial_out_ptr: Any,
+    partial_sums_ptr: Any,
+    arrived_ptr: Any,
+    num_seqs: Any,
+    num_ranges: Any,
+    scale: Any,
+    softcap: Any,
+    window: Any,
+    query_stride: Any,
+    key_stride: Any,
+    value_stride: Any,
+    tables_stride: Any,
+    out_stride: Any,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEW_ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HEAD_DIM_K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    PADDED_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MAX_SEQS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    this_range = tl.program_id(0) // NUM_KV_HEADS
+
+    # Where this range begins and ends in the row of all tiles, and which sequences that is.
+    seqs = tl.arange(0, MAX_SEQS)
+    tiles = _num_tiles(tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0), window, BLOCK_SIZE, TILE, WINDOW)
+    tiles = tl.where(seqs < num_seqs, tiles, 0)
+    ends = tl.cumsum(tiles, 0)
+    all_tiles = tl.sum(tiles, 0)
+    per_range = tl.cdiv(all_tiles, num_ranges)
+    begin = this_range * per_range
+    end = tl.minimum(begin + per_range, all_tiles)
+    first_seq = tl.sum((ends <= begin).to(tl.int32), 0)
+    last_seq = tl.sum((ends < end).to(tl.int32), 0)
+    last_seq = tl.where(begin < end, last_seq, -1)  # nothing left for this range
+    seq_begin = tl.sum(tl.where(seqs < first_seq, tiles, 0), 0)
+
+    rows = tl.arange(0, ROWS)
+    heads = kv_head * GROUP + rows
+    dims_k = tl.arange(0, PADDED_K)
+    dims_v = tl.arange(0, PADDED_V)
+    in_tile = tl.arange(0, TILE)
+    key_head_ptr = key_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_K)
+    value_head_ptr = value_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_V)
+
+    for seq in tl.range(first_seq, last_seq + 1, num_stages=1):
+        seq_len = tl.load(seq_lens_ptr + seq)
+        seq_tiles = _num_tiles(seq_len, window, BLOCK_SIZE, TILE, WINDOW)
+        first_key = _first_key(seq_len, window, BLOCK_SIZE, WINDOW)
+        first_tile = tl.maximum(begin - seq_begin, 0)
+        end_tile = tl.minimum(end - seq_begin, seq_tiles)
+        table_ptr = tables_ptr + seq * tables_stride
+
+        query_mask = (rows < GROUP)[:, None] & (dims_k < HEAD_DIM_K)[None, :]
+        query_offsets = seq * query_stride + heads[:, None] * HEAD_DIM_K + dims_k[None, :]
+        query = tl.load(query_ptr + query_offsets, mask=query_mask, other=0.0)
+
+        highest = tl.full([ROWS], LOWEST, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, PADDED_V], tl.float32)
+        for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
+            positions = first_key + tile * TILE + in_tile
+            inside = positions < seq_len
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            in_block = positions % BLOCK_SIZE
+            key_mask = inside[:, None]
+            if PADDED_K != HEAD_DIM_K:
+                key_mask = key_mask & (dims_k < HEAD_DIM_K)[None, :]
+            key_rows = blocks * key_stride + in_block * HEAD_DIM_K
+            key = tl.load(key_head_ptr + key_rows[:, None] + dims_k[None, :], mask=key_mask, other=0.0)
+            scores = capped(tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale, softcap, SOFTCAP)
+            visible = inside
+            if WINDOW:
+                visible = visible & (positions >= seq_len - window)
+            scores = tl.where(visible[None, :], scores, float("-inf"))
+            weights, factor, highest, total = softmax_step(scores, highest, total)
+            value_mask = inside[:, None]
+            if PADDED_V != HEAD_DIM_V:
+                value_mask = value_mask & (dims_v < HEAD_DIM_V)[None, :]
+            value_rows = blocks * value_stride + in_block * HEAD_DIM_V
+            value = tl.load(value_head_ptr + value_rows[:, None] + dims_v[None, :], mask=value_mask, other=0.0)
+            acc = acc * factor[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+
+        out_row_ptr = out_ptr + seq * out_stride
+        if end_tile - first_tile == seq_tiles:
+            _write(acc, highest, total, rows, kv_head, dims_v, out_row_ptr, sinks_ptr, GROUP, HEAD_DIM_V, SINKS)
+        else:
+            # The range in which the sequence begins keeps its part in slot 1, all others in slot 0.
+            slot = this_range * 2 + tl.where(first_tile == 0, 1, 0)
+            out_mask = (rows < GROUP)[:, None] & (dims_v < HEAD_DIM_V)[None, :]
+            slot_heads = slot * NUM_HEADS + heads
+            tl.store(partial_out_ptr + slot_heads[:, None] * HEAD_DIM_V + dims_v[None, :], acc, mask=out_mask)
+            tl.store(partial_sums_ptr + slot_heads * 2, highest, mask=rows < GROUP)
+            tl.store(partial_sums_ptr + slot_heads * 2 + 1, total, mask=rows < GROUP)
+            # All threads have stored before one of them says so.
+            tl.debug_barrier()
+            first_range = seq_begin // per_range
+            last_range = (seq_begin + seq_tiles - 1) // per_range
+            counter_ptr = arrived_ptr + seq * NUM_KV_HEADS + kv_head
+            if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == last_range - first_range:
+                tl.store(counter_ptr, 0)
+                _finish(
+                    first_range,
+                    last_range,
+                    kv_head,
+                    dims_v,
+                    partial_out_ptr,
+                    partial_sums_ptr,
+                    out_row_ptr,
+                    sinks_ptr,
+                    NUM_HEADS,
+                    GROUP,
+                    FEW_ROWS,
+                    AT_ONCE,
+                    HEAD_DIM_V,
+                    PADDED_V,
+                    SINKS,
+                )
+        seq_begin += seq_tiles
+
+
+@triton.jit
+def _first_key(seq_lens: Any, window: Any, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr) -> Any:
+    """Position of the first key that is read: the start of the block of the first visible one."""
+    first = seq_lens * 0
+    if WINDOW:
+        first = tl.maximum(seq_lens - window, 0) // BLOCK_SIZE * BLOCK_SIZE
+    return first
+
+
+@triton.jit
+def _num_tiles(seq_lens: Any, window: Any, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr) -> Any:
+    """Tiles of sequences; an empty one has one tile, in which its zeros are written."""
+    return tl.maximum(tl.cdiv(seq_lens - _first_key(seq_lens, window, BLOCK_SIZE, WINDOW), TILE), 1)
+
+
+@triton.jit
+def _finish(
+    first_range: Any,
+    last_range: Any,
+    kv_head: Any,
+    dims_v: Any,
+    partial_out_ptr: Any,
+    partial_sums_ptr: Any,
+    out_row_ptr: Any,
+    sinks_ptr: Any,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FEW_ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    PADDED_V: tl.constexpr,
+    SINKS: tl.constexpr,
+) -> None:
+    """Adds up the parts of one sequence and KV head, several ranges at a time, and writes the result."""
+    rows = tl.arange(0, FEW_ROWS)
+    row_mask = rows < GROUP
+    highest = tl.full([FEW_ROWS], LOWEST, tl.float32)
+    total = tl.zeros([FEW_ROWS], tl.float32)
+    acc = tl.zeros([FEW_ROWS, PADDED_V], tl.float32)
+    for start in tl.range(first_range, last_range + 1, AT_ONCE, num_stages=1):
+        ranges = start + tl.arange(0, AT_ONCE)
+        slots = ranges * 2 + (ranges == first_range).to(tl.int32)
+        slot_heads = slots[:, None] * NUM_HEADS + (kv_head * GROUP + rows)[None, :]
+        mask = (ranges <= last_range)[:, None] & row_mask[None, :]
+        # Past the first-level cache, which may hold what these addresses had before.
+        highs = tl.load(partial_sums_ptr + slot_heads * 2, mask=mask, other=LOWEST, cache_modifier=".cg")
+        totals = tl.load(partial_sums_ptr + slot_heads * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        part_mask = mask[:, :, None] & (dims_v < HEAD_DIM_V)[None, None, :]
+        part_offsets = slot_heads[:, :, None] * HEAD_DIM_V + dims_v[None, None, :]
+        parts = tl.load(partial_out_ptr + part_offsets, mask=part_mask, other=0.0, cache_modifier=".cg")
+        highest_now = tl.maximum(highest, tl.max(highs, 0))
+        factor = tl.exp2(highest - highest_now)
+        weights = tl.exp2(highs - highest_now[None, :])
+        total = total * factor + tl.sum(totals * weights, 0)
+        acc = acc * factor[:, None] + tl.sum(parts * weights[:, :, None], 0)
+        highest = highest_now
+    _write(acc, highest, total, rows, kv_head, dims_v, out_row_ptr, sinks_ptr, GROUP, HEAD_DIM_V, SINKS)
+
+
+@triton.jit
+def _write(
+    acc: Any,
+    highest: Any,
+    total: Any,
+    rows: Any,
+    kv_head: Any,
+    dims_v: Any,
+    out_row_ptr: Any,
+    sinks_ptr: Any,
+    GROUP: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    SINKS: tl.constexpr,
+) -> None:
+    """Divides by the sum of weights, the sink's included, and stores the rows of one KV head."""
+    heads = kv_head * GROUP + rows
+    if SINKS:
+        sink = capped(tl.load(sinks_ptr + heads, mask=rows < GROUP, other=0.0).to(tl.float32), 1.0, False)
+        highest_now = tl.maximum(highest, sink)
+        factor = tl.exp2(highest - highest_now)
+        total = total * factor + tl.exp2(sink - highest_now)
+        acc = acc * factor[:, None]
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    mask = (rows < GROUP)[:, None] & (dims_v < HEAD_DIM_V)[None, :]
+    tl.store(out_row_ptr + heads[:, None] * HEAD_DIM_V + dims_v[None, :], acc.to(out_row_ptr.dtype.element_ty), mask=mask)

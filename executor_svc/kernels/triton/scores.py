@@ -1,0 +1,65 @@
+"""What decode and prefill share inside their kernels: attention scores in base 2, and the steps of an online softmax.
+
+Scores are kept multiplied by log2(e), because exp2 is what the hardware has. LOWEST stands in for minus infinity where a
+difference of two of them must not be NaN.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from executor_svc.kernels.batch import LayerCache
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1.0e30)
+
+
+def padded(size: int) -> int:
+    """The next power of two, at least 16, which matrix instructions want of a side."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def check_heads(query: Tensor, layer_cache: LayerCache) -> None:
+    """Raises ValueError when a kernel would read heads as something they are not."""
+    num_heads, num_kv_heads = query.shape[1], layer_cache.key.shape[1]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} KV heads")
+    if query.shape[2] != layer_cache.key.shape[3]:
+        raise ValueError(f"queries of {query.shape[2]} dimensions, keys of {layer_cache.key.shape[3]}")
+    for name, tensor in (("query", query), ("key cache", layer_cache.key), ("value cache", layer_cache.value)):
+        if tensor.stride()[-1] != 1 or tensor.stride()[-2] != tensor.shape[-1]:
+            raise ValueError(f"the last two dimensions of the {name} are not contiguous")
+
+
+def dot_precision(query: Tensor) -> str:
+    """How tl.dot multiplies float32: as float32; TF32 would lose 13 bits of what the dtype promises."""
+    return "ieee" if query.element_size() == 4 else "tf32"
+
+
+@triton.jit
+def capped(scores: Any, softcap: Any, SOFTCAP: tl.constexpr) -> Any:
+    """Scores in natural units as scores in base 2, capped first if SOFTCAP."""
+    if SOFTCAP:
+        # tanh by one exponential; right at both ends, where it overflows to infinity or vanishes.
+        scores = softcap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2E / softcap)) + 1.0))
+    return scores * LOG2E
+
+
+@triton.jit
+def softmax_step(scores: Any, highest_before: Any, total: Any) -> Any:
+    """One step of an online softmax over the rows of scores.
+
+    Args:
+        scores: [rows, keys] in base 2; -inf where a key is not visible.
+        highest_before: [rows] largest score so far, LOWEST before the first.
+        total: [rows] sum of weights so far, relative to it.
+
+    Returns:
+        weights [rows, keys], factor [rows] for everything accumulated before, the new largest score and total.
+    """
+    highest = tl.maximum(highest_before, tl.max(scores, 1))
+    weights = tl.exp2(scores - highest[:, None])
+    factor = tl.exp2(highest_before - highest)
+    return weights, factor, highest, total * factor + tl.sum(weights, 1)

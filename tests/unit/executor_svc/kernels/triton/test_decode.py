@@ -1,0 +1,112 @@
+"""Decode in Triton's interpreter against the float64 reference."""
+
+import pytest
+import torch
+
+from executor_svc.kernels.triton.decode import DecodeWorkspace, paged_decode
+from tests.unit.executor_svc.kernels.batches import Shape
+from tests.unit.executor_svc.kernels.triton.steps import expected, make_rows_step
+
+CONFIG = {"tile": 64, "num_warps": 4, "stages": 2, "programs_per_sm": 3}
+SHAPES = {
+    "llama": Shape(8, 2, 64, 64, 16),
+    "three_heads_each": Shape(9, 3, 32, 32, 16),
+    "one_group": Shape(16, 1, 80, 80, 16),
+    "no_groups": Shape(3, 3, 16, 16, 16),
+    "values_of_another_size": Shape(4, 2, 24, 40, 16),
+    "blocks_of_four": Shape(4, 2, 16, 16, 4),
+    "blocks_of_five": Shape(4, 2, 16, 16, 5),
+    "blocks_larger_than_tiles": Shape(2, 1, 16, 16, 64),
+}
+
+
+def decode(step, num_ranges=3, *, window=None, softcap=None, sinks=None, config=CONFIG, workspace=None):  # type: ignore[no-untyped-def]
+    shape = (step.query.shape[0], step.query.shape[1], step.value.shape[2])
+    out = torch.full(shape, float("nan"))
+    workspace = workspace or DecodeWorkspace(shape[0] + 1, shape[1], shape[2], num_ranges, "cpu")
+    config = {**config, "programs_per_sm": num_ranges * step.key.shape[1]}
+    paged_decode(
+        step.query,
+        step.cache,
+        step.batch.block_tables,
+        step.batch.seq_lens,
+        out,
+        scale=0.3,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        workspace=workspace,
+        config=config,
+    )
+    assert not workspace.arrived.any()
+    return out
+
+
+def written(step):  # type: ignore[no-untyped-def]
+    """The step with its keys and values in the cache already."""
+    _, cache = expected(step, scale=0.3)
+    return type(step)(step.query, step.key, step.value, cache, step.batch)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_equals_the_reference(shape: Shape) -> None:
+    step = written(make_rows_step(shape, [1, 130, 17], [1, 1, 1]))
+    torch.testing.assert_close(decode(step).double(), expected(step, scale=0.3)[0], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_ranges", [1, 2, 3, 7])
+@pytest.mark.parametrize("seq_lens", [[700], [64, 64, 64], [1, 1, 300, 1], [65, 5, 5, 5, 5, 129]], ids=str)
+def test_ranges_are_cut_anywhere(seq_lens: list[int], num_ranges: int) -> None:
+    step = written(make_rows_step(Shape(2, 1, 16, 16, 16), seq_lens, [1] * len(seq_lens)))
+    torch.testing.assert_close(decode(step, num_ranges).double(), expected(step, scale=0.3)[0], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [1, 16, 70, 1000])
+def test_windows(window: int) -> None:
+    step = written(make_rows_step(Shape(4, 2, 16, 16, 16), [200, 16, 71], [1, 1, 1]))
+    wanted = expected(step, scale=0.3, window=window)[0]
+    torch.testing.assert_close(decode(step, window=window).double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_ranges", [1, 4])
+def test_softcap_and_sinks(num_ranges: int) -> None:
+    step = written(make_rows_step(Shape(4, 2, 16, 16, 16), [200, 3], [1, 1]))
+    asked = {"softcap": 1.5, "sinks": torch.randn(4)}
+    torch.testing.assert_close(
+        decode(step, num_ranges, **asked).double(), expected(step, scale=0.3, **asked)[0], atol=2e-5, rtol=1e-4
+    )
+
+
+def test_padding_rows_become_zero_and_read_nothing() -> None:
+    step = written(make_rows_step(Shape(4, 2, 16, 16, 16), [70, 20, 33], [1, 1, 1]))
+    wanted = expected(step, scale=0.3)[0]
+    step.batch.seq_lens[1] = 0
+    step.batch.block_tables[1] = 2**30
+    out = decode(step)
+    assert not out[1].any()
+    torch.testing.assert_close(out[[0, 2]].double(), wanted[[0, 2]], atol=2e-5, rtol=1e-4)
+
+
+def test_a_workspace_is_used_again_with_other_lengths() -> None:
+    workspace = DecodeWorkspace(3, 4, 16, 4, "cpu")
+    for seq_lens in ([300, 5, 64], [2, 200, 129]):
+        step = written(make_rows_step(Shape(4, 2, 16, 16, 16), seq_lens, [1, 1, 1]))
+        wanted = expected(step, scale=0.3)[0]
+        torch.testing.assert_close(decode(step, 4, workspace=workspace).double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_rows_of_queries_may_be_strided() -> None:
+    step = written(make_rows_step(Shape(4, 2, 16, 16, 16), [70, 20], [1, 1]))
+    wanted = expected(step, scale=0.3)[0]
+    wide = torch.full((2, 6, 16), float("nan"))
+    wide[:, :4] = step.query
+    strided = type(step)(wide[:, :4], step.key, step.value, step.cache, step.batch)
+    torch.testing.assert_close(decode(strided).double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_a_workspace_for_other_heads_is_refused() -> None:
+    step = make_rows_step(Shape(4, 2, 16, 16, 16), [70, 20], [1, 1])
+    with pytest.raises(ValueError, match="workspace"):
+        decode(step, workspace=DecodeWorkspace(2, 8, 16, 4, "cpu"))
+    with pytest.raises(ValueError, match="workspace"):
+        decode(step, workspace=DecodeWorkspace(1, 4, 16, 4, "cpu"))
