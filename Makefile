@@ -1,5 +1,5 @@
 # Two commands for a newcomer: make run, make test. See README.md and CONTRIBUTING.md.
-.PHONY: help run test setup check protos tables bench-cpu test-gpu clean
+.PHONY: help run test setup check protos tables bench-cpu bench-gpu test-gpu clean
 
 help:
 	@echo "make run        set up, start the three services, ask one question, stop them"
@@ -9,6 +9,7 @@ help:
 	@echo "make protos     generate the stubs in octavo/ from protos/"
 	@echo "make tables     generate the tables of docs/operations.md from the code"
 	@echo "make bench-cpu  the CPU workloads against transformers"
+	@echo "make bench-gpu  the GPU workloads beside vLLM's figures, with PYTHON=python3 of a machine that has a GPU"
 	@echo "make test-gpu   the GPU tests, with PYTHON=python3 of a machine that has a GPU"
 	@echo "make clean      remove .venv and caches"
 
@@ -33,6 +34,11 @@ protos: setup
 
 bench-cpu: setup
 	@.venv/bin/python -m bench.cpu $(BENCH)
+
+# GPU machines bring their own PyTorch: no set-up.
+bench-gpu: PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+bench-gpu:
+	@$(PYTHON) -m bench.gpu $(BENCH)
 
 # No set-up and no settings of pyproject.toml: GPU machines bring their own PyTorch, and pytest without our plugins.
 test-gpu: PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)

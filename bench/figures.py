@@ -15,7 +15,9 @@ class Figures:
 
     rows: list[dict[str, str | float]] = field(default_factory=list)
 
-    def add(self, workload: str, figure: str, values: Sequence[float] | float, unit: str, peer: str) -> float:
+    def add(
+        self, workload: str, figure: str, values: Sequence[float] | float, unit: str, peer: str, *, model: str | None = None
+    ) -> float:
         """Takes in the median of values and prints its JSON line.
 
         Args:
@@ -24,6 +26,7 @@ class Figures:
             values: of repeated runs, or one.
             unit: of the values.
             peer: who was measured, for example "octavo float32" or "transformers float32".
+            model: which model, where a benchmark has several; its rows also say how many runs are behind the median.
 
         Returns:
             The median.
@@ -36,6 +39,8 @@ class Figures:
             "unit": unit,
             "peer": peer,
         }
+        if model is not None:
+            row = {"model": model, **row, "runs": len(values) if isinstance(values, Sequence) else 1}
         self.rows.append(row)
         print(json.dumps(row), flush=True)
         return value

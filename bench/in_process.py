@@ -1,100 +1,219 @@
 """The same engine called in one process: scheduler core and executor in one loop, no gRPC, no text, no store.
 
-    python -m bench.in_process --dtype float32 cpu-a cpu-b       one JSON line per run: {"workload", "total_s"}
+    python -m bench.in_process        commands on standard input, answers on standard output, one JSON object a line
 
-What the three processes cost is the difference to this. Started as a process of its own, with the environment of a worker.
+First the executor's settings, then {"command": "run", "items": [[token_ids, num_output_tokens, arrival_s], ...]}, "flush", or
+"profile" with items and num_steps. What separate processes cost is the difference to this. Started as a process of its own,
+with the environment of a worker; bench.serving.InProcess is the other end.
 """
 
-import argparse
+import gc
+import itertools
 import json
 import os
-import subprocess
 import sys
 import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from bench.client import Answer
 from bench.workloads import Workload, cpu_a, cpu_b, cpu_c
 
+if TYPE_CHECKING:  # torch takes seconds to import, and whoever only starts the child needs none of it
+    from executor_svc.inprocess import InProcessExecutor
+    from scheduler_svc.core.request import Request
+    from scheduler_svc.core.scheduler import Scheduler
+
 WORKLOADS = {"cpu-a": cpu_a, "cpu-b": cpu_b, "cpu-c": cpu_c}
+_START_TIMEOUT_S = _RUN_TIMEOUT_S = 600.0
+Item = tuple[Sequence[int], int, float]
 
 
 def measure_in_process(folder: Path, dtype: str, workloads: list[str], repeat: int, num_threads: int) -> dict[str, list[float]]:
-    """Seconds of every run by workload, measured in a child process."""
-    from executor_svc.settings import ExecutorSettings
-    from executor_svc.worker_process import worker_environment
+    """Seconds of every run by workload, from an empty cache and after a run that warms up, measured in a child process."""
+    from bench.serving import InProcess
 
-    command = [sys.executable, "-m", "bench.in_process", "--model", str(folder), "--dtype", dtype, "--repeat", str(repeat)]
-    command += ["--num-threads", str(num_threads), *workloads]
-    environment = worker_environment(ExecutorSettings(num_threads=num_threads))
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    seconds: dict[str, list[float]] = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            row = json.loads(line)
-            seconds.setdefault(row["workload"], []).append(row["total_s"])
-    return seconds
+    engine = InProcess({"model": str(folder), "dtype": dtype, "num_threads": num_threads}, _START_TIMEOUT_S)
+    try:
+        return {name: _seconds(engine.flush, engine.run, WORKLOADS[name](), repeat) for name in workloads}
+    finally:
+        engine.stop()
 
 
-def _main() -> None:
-    from executor_svc.inprocess import InProcessExecutor
-    from executor_svc.settings import ExecutorSettings
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("workloads", nargs="+", choices=sorted(WORKLOADS))
-    arguments = parser.parse_args()
-    settings = ExecutorSettings(model=arguments.model, dtype=arguments.dtype, num_threads=arguments.num_threads)
-    executor = InProcessExecutor.from_settings(settings, lambda text: print(text, file=sys.stderr))
-    for name in arguments.workloads:
-        _run(executor, WORKLOADS[name]())
-        for _ in range(arguments.repeat):
-            print(json.dumps({"workload": name, "total_s": _run(executor, WORKLOADS[name]())}), flush=True)
+def _seconds(flush: Callable[[], None], run: Callable[[Workload, float], Any], workload: Workload, repeat: int) -> list[float]:
+    seconds = []
+    for _ in range(repeat + 1):
+        flush()
+        seconds.append(float(run(workload, _RUN_TIMEOUT_S).total_s))
+    return seconds[1:]
 
 
-def _run(executor: "object", workload: Workload) -> float:
-    """One run from an empty cache; seconds until the last token."""
-    from common.block_hash import root_key
-    from common.ids import RequestId
-    from executor_svc.inprocess import InProcessExecutor
-    from scheduler_svc import convert
-    from scheduler_svc.core.request import Request, SamplingParams, StopConditions
-    from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+class EngineLoop:
+    """A scheduler core and an executor, driven together.
 
-    assert isinstance(executor, InProcessExecutor)
-    info = executor.info
-    executor.reset()
-    scheduler = Scheduler(
-        SchedulerConfig(
+    Args:
+        executor: carries the plans out.
+        run_ahead: plans that are sent before their results are waited for.
+        clock: seconds.
+    """
+
+    def __init__(self, executor: "InProcessExecutor", run_ahead: int, clock: Callable[[], float] = time.monotonic):
+        self._executor = executor
+        self._run_ahead = run_ahead
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._scheduler = self._new_scheduler()
+
+    def flush(self) -> None:
+        """Forgets everything, as after a start."""
+        self._executor.reset()
+        self._scheduler = self._new_scheduler()
+
+    def run(self, items: Sequence[Item], on_step: Callable[[int], None] = lambda num_unfinished: None) -> list[Answer]:
+        """Runs items to their end.
+
+        Args:
+            items: token ids, number of output tokens and arrival.
+            on_step: called after every step with the number of requests that wait for their first token.
+        """
+        answers = [Answer(sent_s=arrival_s) for _, _, arrival_s in items]
+        waiting = deque(sorted(range(len(items)), key=lambda i: items[i][2]))
+        indices: dict[str, int] = {}
+        num_starting = len(items)
+        outstanding: deque[int] = deque()
+        start_s = self._clock()
+        while True:
+            now = self._clock() - start_s
+            while waiting and items[waiting[0]][2] <= now:
+                request = self._request(items[waiting[0]])
+                indices[request.request_id] = waiting.popleft()
+                self._scheduler.add(request)
+            while len(outstanding) < self._run_ahead and (plan := self._scheduler.schedule(self._clock())) is not None:
+                self._submit(plan)
+                outstanding.append(plan.step_id)
+            if not outstanding:
+                if not waiting:
+                    return answers
+                time.sleep(max(0.0, items[waiting[0]][2] - (self._clock() - start_s)))
+                continue
+            updates = self._collect(outstanding.popleft())
+            now = self._clock() - start_s
+            for update in updates:
+                answer = answers[indices[update.request_id]]
+                if update.token_ids:
+                    num_starting -= answer.num_tokens == 0
+                    answer.first_s = answer.first_s or now
+                    answer.last_s = now
+                    answer.num_tokens += len(update.token_ids)
+            on_step(num_starting)
+
+    def _submit(self, plan: Any) -> None:
+        from scheduler_svc import convert
+
+        self._result = self._executor.execute(convert.plan_command(plan, plan.step_id).plan)
+
+    def _collect(self, step_id: int) -> Iterable[Any]:
+        from scheduler_svc import convert
+
+        result = self._result
+        return self._scheduler.apply(step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
+
+    def _new_scheduler(self) -> "Scheduler":
+        from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+
+        info = self._executor.info
+        config = SchedulerConfig(
             num_blocks=info.num_blocks,
             block_size=info.block_size,
             max_num_seqs=info.max_num_seqs,
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_chunk_tokens=info.max_num_batched_tokens,
         )
-    )
-    start = time.perf_counter()
-    for i, item in enumerate(workload.items):
-        scheduler.add(
-            Request(
-                request_id=RequestId(str(i)),
-                prompt_token_ids=item.prompt_token_ids,
-                sampling=SamplingParams(temperature=0.0),
-                stop=StopConditions(max_tokens=item.num_output_tokens),
-                root_key=root_key(info.kv_fingerprint),
-                arrival_s=0.0,
-            )
+        return Scheduler(config)
+
+    def _request(self, item: Item) -> "Request":
+        from common.block_hash import root_key
+        from common.ids import RequestId
+        from scheduler_svc.core.request import Request, SamplingParams, StopConditions
+
+        return Request(
+            request_id=RequestId(str(next(self._numbers))),
+            prompt_token_ids=tuple(item[0]),
+            sampling=SamplingParams(temperature=0.0),
+            stop=StopConditions(max_tokens=item[1]),
+            root_key=root_key(self._executor.info.kv_fingerprint),
+            arrival_s=self._clock(),
         )
-    num_tokens = 0
-    while (plan := scheduler.schedule(time.perf_counter() - start)) is not None:
-        result = executor.execute(convert.plan_command(plan, plan.step_id).plan)
-        for update in scheduler.apply(plan.step_id, convert.sampled_tokens(result), convert.sequence_errors(result)):
-            num_tokens += len(update.token_ids)
-    assert num_tokens == workload.num_output_tokens
-    return time.perf_counter() - start
+
+
+def _busy_share(loop: EngineLoop, items: Sequence[Item], num_steps: int) -> float:
+    """Share of the time in which a kernel ran, over num_steps steps after every request has begun to decode."""
+    import torch
+
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    num_decoded = 0
+
+    def on_step(num_starting: int) -> None:
+        nonlocal num_decoded
+        num_decoded += num_starting == 0
+        if num_starting == 0 and num_decoded == 10:
+            profiler.start()
+        if num_starting == 0 and num_decoded == 10 + num_steps:
+            profiler.stop()
+
+    loop.run(items, on_step)
+    events: Any = profiler.events()  # type: ignore[no-untyped-call]
+    spans = sorted((e.time_range.start, e.time_range.end) for e in events if e.device_type.name == "CUDA")
+    return covered_share(spans)
+
+
+def covered_share(spans: Sequence[tuple[float, float]]) -> float:
+    """Share of the time from the first start to the last end that is inside of a span; spans are in order of their start."""
+    covered, end = 0.0, spans[0][0]
+    for start, stop in spans:
+        covered += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return covered / (end - spans[0][0])
+
+
+def main() -> None:
+    """Serves commands until standard input ends."""
+    settings_line = sys.stdin.readline()
+    from executor_svc.inprocess import InProcessExecutor
+    from executor_svc.settings import ExecutorSettings
+
+    # Only replies may reach the real standard output.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def reply(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    try:
+        settings = ExecutorSettings.from_json(settings_line.encode())
+        executor = InProcessExecutor.from_settings(settings, lambda text: print(text, file=sys.stderr))
+        loop = EngineLoop(executor, 1)
+        gc.collect()
+        gc.freeze()  # as the worker does
+        reply({})
+        while line := sys.stdin.readline():
+            command = json.loads(line)
+            match command["command"]:
+                case "flush":
+                    loop.flush()
+                    reply({})
+                case "run":
+                    reply({"answers": [asdict(answer) for answer in loop.run(command["items"])]})
+                case "profile":
+                    reply({"busy_share": _busy_share(loop, command["items"], command["num_steps"])})
+    except Exception as error:
+        reply({"error": f"{type(error).__name__}: {error}"})
+        raise
 
 
 if __name__ == "__main__":
-    _main()
+    main()

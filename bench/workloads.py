@@ -1,23 +1,36 @@
 """The workloads behind every figure, one definition each. Knows token ids and lengths, nothing of servers or peers."""
 
+import csv
 import random
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One request: these tokens in, exactly num_output_tokens greedy tokens out."""
+    """One request: these tokens in, exactly num_output_tokens greedy tokens out.
+
+    Attributes:
+        arrival_s: when it is sent, from the start of the workload.
+    """
 
     prompt_token_ids: tuple[int, ...]
     num_output_tokens: int
+    arrival_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that are sent at once."""
+    """Requests, sent at once unless they say otherwise."""
 
     name: str
     items: tuple[WorkItem, ...]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return sum(len(item.prompt_token_ids) for item in self.items)
 
     @property
     def num_output_tokens(self) -> int:
@@ -46,3 +59,57 @@ def cpu_c(seed: int = 0) -> Workload:
     rng = random.Random(seed)
     shared = _token_ids(rng, 512)
     return Workload("cpu-c", tuple(WorkItem(shared + _token_ids(rng, 16), 32) for _ in range(8)))
+
+
+def decode(batch: int, seed: int, num_prompt_tokens: int = 1024, num_output_tokens: int = 129) -> Workload:
+    """A batch of requests of one length at once."""
+    rng = random.Random(seed)
+    items = (WorkItem(_token_ids(rng, num_prompt_tokens), num_output_tokens) for _ in range(batch))
+    return Workload(f"decode {batch}", tuple(items))
+
+
+def prefill(batch: int, num_prompt_tokens: int, seed: int) -> Workload:
+    """A batch of prompts of one length at once, one token out."""
+    return Workload(f"prefill {batch} x {num_prompt_tokens}", decode(batch, seed, num_prompt_tokens, 1).items)
+
+
+def mixed(seed: int, num_requests: int = 256, shortest: int = 100, longest: int = 1024) -> Workload:
+    """Requests at once, prompt and output lengths uniform in shortest..longest."""
+    rng = random.Random(seed)
+    sizes = [(rng.randint(shortest, longest), rng.randint(shortest, longest)) for _ in range(num_requests)]
+    return Workload("mixed", tuple(WorkItem(_token_ids(rng, size), out) for size, out in sizes))
+
+
+def prefix(seed: int = 2, num_requests: int = 64, num_shared: int = 8192, num_own: int = 128, num_output: int = 64) -> Workload:
+    """Requests at once that share their beginning."""
+    rng = random.Random(seed)
+    shared = _token_ids(rng, num_shared)
+    return Workload("prefix", tuple(WorkItem(shared + _token_ids(rng, num_own), num_output) for _ in range(num_requests)))
+
+
+def azure(trace: Path, rate: float, seed: int = 3, first_row: int = 2000, seconds: float = 30.0) -> Workload:
+    """Lengths and arrivals of a trace, its arrivals squeezed into a mean rate; bursts stay.
+
+    Args:
+        trace: CSV with TIMESTAMP, ContextTokens and GeneratedTokens.
+        rate: requests a second.
+        seed: of the token ids.
+        first_row: of the trace, counted from 0 without the heading.
+        seconds: of arrivals.
+
+    Raises:
+        ValueError: the trace has too few rows.
+    """
+    num_requests = round(rate * seconds)
+    with trace.open(newline="") as file:
+        rows = list(csv.DictReader(file))[first_row : first_row + num_requests]
+    if len(rows) < num_requests:
+        raise ValueError(f"{trace} has {len(rows)} rows from row {first_row} on, {num_requests} are needed")
+    arrivals = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
+    scale = seconds / max(arrivals[-1] - arrivals[0], 1e-9)
+    rng = random.Random(seed)
+    items = (
+        WorkItem(_token_ids(rng, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"])), (at - arrivals[0]) * scale)
+        for row, at in zip(rows, arrivals, strict=True)
+    )
+    return Workload(f"azure {rate:g}", tuple(items))

@@ -1,0 +1,288 @@
+"""Every GPU workload through gRPC, in process, and beside vLLM's figures of the same card.
+
+    python -m bench.gpu [--models llama-8b,qwen3-0.6b] [--workloads decode,mixed,"prefill 1 x 8192"] [--repeat 2] [--limit 150]
+                        [--trace azure_llm_2023_conv.csv] [--in-process decode,mixed] [--json FILE]
+    python -m bench.gpu --smoke          the same with a tiny model on the CPU, in seconds: tries the benchmark itself out
+
+Clients are processes of their own; so are scheduler, executor and block store. Weights are random, prompts are token ids,
+outputs have exact lengths. A workload that fails or takes longer than its limit is said, and the next one follows.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import workloads
+from bench.clients import Clients, RunError, running_clients
+from bench.comparison import compare, print_comparison
+from bench.figures import Figures
+from bench.gpu_cases import SMOKE, Bench, Sizes, cases
+from bench.models import CONFIGS, make_model_folder
+from bench.serving import InProcess, Served, Serving
+from tests.e2e.stack import StackConfig
+
+NO_GPU = (
+    "bench.gpu measures an NVIDIA GPU, and torch finds none on this machine. Run it where there is one, or try the benchmark "
+    "itself out on the CPU: python -m bench.gpu --smoke"
+)
+_MAX_NUM_SEQS = 256
+_STORE_BYTES = 60 << 30
+_WARM_UP = workloads.decode(1, 9, 8, 2)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure and how.
+
+    Attributes:
+        served, in_process: beginnings of names of workloads.
+        starts: how often the services are started and timed.
+        limit_s: of one workload, and of a start.
+        more_executor, more_scheduler: further flags of the services, for experiments.
+        with_store: whether there is a block store.
+    """
+
+    models: tuple[str, ...]
+    served: tuple[str, ...]
+    in_process: tuple[str, ...]
+    sizes: Sizes
+    device: str
+    repeat: int = 2
+    starts: int = 2
+    limit_s: float = 150.0
+    num_clients: int = 4
+    num_threads: int = 4
+    max_num_batched_tokens: int = 8192
+    trace: Path | None = None
+    more_executor: tuple[str, ...] = ()
+    more_scheduler: tuple[str, ...] = ()
+    with_store: bool = False
+
+    @property
+    def executor_settings(self) -> dict[str, Any]:
+        """Of both ways of serving."""
+        settings: dict[str, Any] = {
+            "load_format": "random",
+            "device": self.device,
+            "max_num_seqs": _MAX_NUM_SEQS if self.device == "cuda" else 8,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "num_threads": self.num_threads,
+        }
+        settings |= {"dtype": "bfloat16"} if self.device == "cuda" else {"num_blocks": 256, "backend": "torch"}
+        more = self.more_executor
+        settings |= {name.removeprefix("--").replace("-", "_"): value for name, value in zip(more[::2], more[1::2], strict=True)}
+        return settings
+
+    def stack_config(self, folder: Path) -> StackConfig:
+        """Of the services."""
+        settings = {name: value for name, value in self.executor_settings.items() if name != "num_threads"}
+        flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        return StackConfig(
+            model=folder,
+            executor_flags=tuple(flags),
+            scheduler_flags=("--max-chunk-tokens", str(self.max_num_batched_tokens), *self.more_scheduler),
+            store_flags=("--capacity-bytes", str(_STORE_BYTES)),
+            with_store=self.with_store,
+            num_threads=self.num_threads,
+        )
+
+
+def chosen(name: str, wanted: Sequence[str]) -> bool:
+    """Whether a workload is among those that are wanted by name or by the beginning of it."""
+    return any(name == want or name.startswith(f"{want} ") for want in wanted)
+
+
+def measure_served(options: Options, model: str, folder: Path, figures: Figures, clients: Clients) -> None:
+    """Start to first token as often as asked for, then every workload through gRPC."""
+    served: Served | None = None
+    try:
+        for name in ("first", "second")[: options.starts]:
+            if served is not None:
+                served.stop()
+            served = _start_served(options, folder, clients)
+            figures.add("start", name, [served.start_s], "s", served.peer, model=model)
+            for phase, seconds in served.startup_phases().items():
+                figures.add("start", f"{name}: {phase}", [seconds], "s", served.peer, model=model)
+        served = served or _start_served(options, folder, clients)
+        for name in wanted_cases(options.sizes, options.served):
+            if not served.is_alive:
+                served.stop()
+                served = _start_served(options, folder, clients)
+            if not _measure(options, model, served, figures, name):
+                print(served.log_tails(), file=sys.stderr, flush=True)
+    except RunError as error:
+        _say_failed(model, "start", "octavo", error)
+    finally:
+        if served is not None:
+            served.stop()
+
+
+def measure_in_process(options: Options, model: str, folder: Path, figures: Figures) -> None:
+    """The chosen workloads with the engine in one process."""
+    names = wanted_cases(options.sizes, options.in_process)
+    if not names:
+        return
+    try:
+        engine = InProcess({**options.executor_settings, "model": str(folder)}, options.limit_s)
+    except RunError as error:
+        _say_failed(model, "start", InProcess.peer, error)
+        return
+    try:
+        for name in names:
+            if not _measure(options, model, engine, figures, name):
+                break  # the child is gone
+        if options.device == "cuda" and chosen("decode 32", options.in_process):
+            busy = engine.busy_share(workloads.decode(32, 13, options.sizes.decode_prompt, 100), 60, options.limit_s)
+            figures.add("decode 32", "GPU idle, by profiler", [100 * (1 - busy)], "%", engine.peer, model=model)
+    except RunError as error:
+        _say_failed(model, "decode 32", engine.peer, error)
+    finally:
+        engine.stop()
+
+
+def wanted_cases(sizes: Sizes, wanted: Sequence[str]) -> list[str]:
+    """Names of the workloads that are wanted, in the order in which they are asked for."""
+    return list(dict.fromkeys(name for want in wanted for name in cases(sizes) if chosen(name, (want,))))
+
+
+def _measure(options: Options, model: str, serving: Serving, figures: Figures, name: str) -> bool:
+    """One workload; False: it failed, and that was said."""
+    bench = Bench(model, serving, figures, options.repeat, options.limit_s, options.sizes, options.trace)
+    bench.start_limit()
+    try:
+        cases(options.sizes)[name](bench)
+    except RunError as error:
+        _say_failed(model, name, serving.peer, error)
+        return False
+    return True
+
+
+def _say_failed(model: str, workload: str, peer: str, error: Exception) -> None:
+    print(json.dumps({"model": model, "workload": workload, "peer": peer, "error": str(error)}), flush=True)
+
+
+def _start_served(options: Options, folder: Path, clients: Clients) -> Served:
+    return Served(options.stack_config(folder), clients, _WARM_UP, options.limit_s)
+
+
+def measure_attention(figures: Figures, limit_s: float) -> None:
+    """Paged decode attention by itself, in a process of its own."""
+    try:
+        command = [sys.executable, "-m", "bench.attention_gpu"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        _say_failed("", "attention", "octavo", error)
+        return
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            row = json.loads(line)
+            figures.add(row["workload"], row["figure"], [row["value"]], row["unit"], "octavo", model="")
+
+
+def has_gpu() -> bool:
+    """Whether torch can use an NVIDIA GPU."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def measure(options: Options, *, with_attention: bool, json_file: Path | None) -> bool:
+    """Measures everything; False: nothing could be measured."""
+    figures = Figures()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="octavo-models-") as parent, running_clients(options.num_clients) as clients:
+        for model in options.models:
+            folder = make_model_folder(model, Path(parent))
+            if options.served or options.starts:
+                measure_served(options, model, folder, figures, clients)
+            measure_in_process(options, model, folder, figures)
+    if with_attention:
+        measure_attention(figures, options.limit_s)
+    compared = compare(figures)
+    print_comparison(compared)
+    print(f"took {time.monotonic() - started:.0f} s")
+    if json_file is not None:
+        json_file.write_text("".join(json.dumps(line.as_row()) + "\n" for line in compared))
+    return bool(figures.rows)
+
+
+def main() -> int:
+    """Parses the options and measures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="llama-8b,qwen3-0.6b", help=f"of {', '.join(CONFIGS)}")
+    parser.add_argument("--workloads", default="decode,prefill,mixed,prefix,azure,attention", help="names or their beginnings")
+    parser.add_argument("--in-process", default="decode 32,mixed", help="workloads to run in one process, too; empty: none")
+    parser.add_argument("--starts", type=int, choices=(0, 1, 2), default=2, help="starts that are timed")
+    parser.add_argument("--repeat", type=int, default=2, help="runs of each workload")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds of one workload with all its runs")
+    parser.add_argument("--trace", type=Path, help="azure_llm_2023_conv.csv of the Azure Public Dataset")
+    parser.add_argument("--trace-row", type=int, default=2000, help="first row of the trace that is used")
+    parser.add_argument("--clients", type=int, default=0, help="client processes; 0: by the cores")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192, help="tokens of one step")
+    parser.add_argument("--executor-flags", default="", help="more flags and values for executor_svc")
+    parser.add_argument("--scheduler-flags", default="", help="more flags and values for scheduler_svc")
+    parser.add_argument("--store", action="store_true", help="with a block store, which saves every full block")
+    parser.add_argument("--json", type=Path, help="also write one JSON line per figure, all sides, to this file")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        options = smoke_options()
+    elif not has_gpu():
+        print(NO_GPU, file=sys.stderr)
+        return 1
+    else:
+        options = gpu_options(arguments)
+    with_attention = not arguments.smoke and "attention" in arguments.workloads.split(",")
+    return 0 if measure(options, with_attention=with_attention, json_file=arguments.json) else 1
+
+
+def gpu_options(arguments: argparse.Namespace) -> Options:
+    """Of the command line."""
+    num_cores = len(os.sched_getaffinity(0))
+    served = _names(arguments.workloads)
+    if arguments.trace is None and any(name.startswith("azure") for name in served):
+        print("azure: not measured, --trace names no file", file=sys.stderr)
+        served = tuple(name for name in served if not name.startswith("azure"))
+    return Options(
+        models=_names(arguments.models),
+        served=served,
+        in_process=_names(arguments.in_process),
+        sizes=Sizes(trace_row=arguments.trace_row),
+        device="cuda",
+        repeat=arguments.repeat,
+        starts=arguments.starts,
+        limit_s=arguments.limit,
+        num_clients=arguments.clients or max(1, min(4, num_cores // 4)),
+        num_threads=max(1, min(8, num_cores // 2)),
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        trace=arguments.trace,
+        more_executor=tuple(shlex.split(arguments.executor_flags)),
+        more_scheduler=tuple(shlex.split(arguments.scheduler_flags)),
+        with_store=arguments.store,
+    )
+
+
+def smoke_options(trace: Path | None = None) -> Options:
+    """A tiny model on the CPU."""
+    served = ("decode", "prefill", "mixed", "prefix", *(("azure",) if trace is not None else ()))
+    return Options(
+        ("tiny",), served, ("decode 4", "mixed"), SMOKE, "cpu",
+        repeat=1, starts=1, limit_s=60.0, num_clients=2, num_threads=1, max_num_batched_tokens=64, trace=trace,
+    )  # fmt: skip
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

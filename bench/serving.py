@@ -1,0 +1,217 @@
+"""Octavo under load, in the two ways that are compared: as processes behind gRPC, and the same engine called in one process.
+
+Knows how to start either and to send a workload to it; knows no figure.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from bench.client import Answer
+from bench.clients import Clients, Run, RunError
+from bench.workloads import Workload
+from octavo.executor.v1 import executor_service_pb2, executor_service_pb2_grpc
+from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc
+from tests.e2e.stack import Stack, StackConfig
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Sums since the start of the server.
+
+    Attributes:
+        busy_s, idle_s: with and without a step, as the executor reports them.
+    """
+
+    num_steps: int = 0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    num_degraded: int = 0
+
+    def since(self, before: "Counters") -> "Counters":
+        """What was added since."""
+        return Counters(
+            self.num_steps - before.num_steps,
+            self.busy_s - before.busy_s,
+            self.idle_s - before.idle_s,
+            self.num_preemptions - before.num_preemptions,
+            self.num_cached_tokens - before.num_cached_tokens,
+            self.num_degraded - before.num_degraded,
+        )
+
+
+class Serving(Protocol):
+    """Something that answers workloads.
+
+    Attributes:
+        peer: its name in figures.
+    """
+
+    peer: str
+
+    def flush(self) -> None:
+        """Forgets every cached prefix."""
+        ...
+
+    def run(self, workload: Workload, timeout_s: float) -> Run:
+        """Sends a workload and waits for its end.
+
+        Raises:
+            RunError: a request failed, or it took too long.
+        """
+        ...
+
+    def counters(self) -> Counters:
+        """Sums so far."""
+        ...
+
+    def stop(self) -> None:
+        """Ends it."""
+        ...
+
+
+class Served:
+    """Scheduler, executor and, if asked for, block store as real processes; clients as others.
+
+    Attributes:
+        start_s: from nothing to the first token.
+    """
+
+    peer = "octavo"
+
+    def __init__(self, config: StackConfig, clients: Clients, warm_up: Workload, timeout_s: float):
+        """Starts everything and asks one question.
+
+        Raises:
+            RunError: a service did not come up; ends with its log.
+        """
+        self._clients = clients
+        self._folder = Path(tempfile.mkdtemp(prefix="octavo-bench-"))
+        self._stack = Stack(self._folder, config)
+        started = time.monotonic()
+        try:
+            self._stack.start()
+            self.run(warm_up, timeout_s)
+        except (AssertionError, RunError, grpc.RpcError) as error:
+            tails = self.log_tails()
+            self.stop()
+            raise RunError(f"{error}\n{tails}") from error
+        self.start_s = time.monotonic() - started
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether every process runs."""
+        return all(process.popen.poll() is None for process in self._stack.processes.values())
+
+    def flush(self) -> None:
+        with self._stack.channel() as channel:
+            admin = admin_service_pb2_grpc.AdminServiceStub(channel)
+            admin.FlushCache(admin_service_pb2.FlushCacheRequest(include_store=True), timeout=30)
+
+    def run(self, workload: Workload, timeout_s: float) -> Run:
+        return self._clients.run(self._stack.target, workload.items, timeout_s)
+
+    def counters(self) -> Counters:
+        with self._stack.channel() as channel:
+            admin = admin_service_pb2_grpc.AdminServiceStub(channel)
+            load = admin.GetLoad(admin_service_pb2.GetLoadRequest(), timeout=10).load
+        busy_s = sum(e.step_s * e.num_steps for e in load.executors)
+        idle_s = sum(e.step_s * e.num_steps * e.idle_ratio / max(1e-9, 1 - e.idle_ratio) for e in load.executors)
+        return Counters(
+            sum(e.num_steps for e in load.executors),
+            busy_s,
+            idle_s,
+            load.num_preemptions,
+            load.num_cached_tokens,
+            sum(load.degraded.values()),
+        )
+
+    def startup_phases(self) -> dict[str, float]:
+        """Seconds of the executor's start, by phase, in order."""
+        with grpc.insecure_channel(f"unix:{self._folder}/executor-0.sock") as channel:
+            executor = executor_service_pb2_grpc.ExecutorServiceStub(channel)
+            info = executor.GetExecutorInfo(executor_service_pb2.GetExecutorInfoRequest(), timeout=10).info
+        return {phase.name: phase.seconds for phase in info.startup_phases}
+
+    def log_tails(self, num_lines: int = 12) -> str:
+        """The end of every process's log."""
+        return "\n".join(f"[{process.name}]\n{process.tail(num_lines)}" for process in self._stack.processes.values())
+
+    def stop(self) -> None:
+        self._stack.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class InProcess:
+    """Scheduler core and executor engine in one loop of one child process: no gRPC, no text, no store."""
+
+    peer = "in process"
+
+    def __init__(self, settings: Mapping[str, Any], timeout_s: float):
+        """Starts the child and waits until it is ready.
+
+        Args:
+            settings: of ExecutorSettings.
+            timeout_s: for its start.
+
+        Raises:
+            RunError: it did not come up.
+        """
+        from executor_svc.settings import ExecutorSettings
+        from executor_svc.worker_process import worker_environment
+
+        checked = ExecutorSettings.model_validate(settings)
+        command = [sys.executable, "-m", "bench.in_process"]
+        environment = worker_environment(checked)
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self._reader = ThreadPoolExecutor(1)
+        self._ask(json.loads(checked.to_json()), timeout_s)
+
+    def flush(self) -> None:
+        self._ask({"command": "flush"}, 60.0)
+
+    def run(self, workload: Workload, timeout_s: float) -> Run:
+        items = [(item.prompt_token_ids, item.num_output_tokens, item.arrival_s) for item in workload.items]
+        reply = self._ask({"command": "run", "items": items}, timeout_s)
+        return Run(tuple(Answer(**answer) for answer in reply["answers"]))
+
+    def busy_share(self, workload: Workload, num_steps: int, timeout_s: float) -> float:
+        """Share of the time with a kernel on the device, in num_steps decode steps of the workload, by the profiler."""
+        items = [(item.prompt_token_ids, item.num_output_tokens, item.arrival_s) for item in workload.items]
+        return float(self._ask({"command": "profile", "items": items, "num_steps": num_steps}, timeout_s)["busy_share"])
+
+    def counters(self) -> Counters:
+        return Counters()
+
+    def stop(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        self._reader.shutdown()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        assert self._child.stdin is not None and self._child.stdout is not None
+        try:
+            self._child.stdin.write(json.dumps(message) + "\n")
+            self._child.stdin.flush()
+            reply: dict[str, Any] = json.loads(self._reader.submit(self._child.stdout.readline).result(timeout_s))
+        except (TimeoutError, ValueError, OSError) as error:
+            self._child.kill()
+            raise RunError(f"the engine in process ended or did not answer within {timeout_s:.0f} s: {error!r}") from error
+        if "error" in reply:
+            raise RunError(reply["error"])
+        return reply
