@@ -17,7 +17,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def activate(gate, ACTIVATION: tl.constexpr):  # noqa: N803
+def activate(gate, ACTIVATION: tl.constexpr):
     """SILU or GELU_TANH of float32 values."""
     if ACTIVATION == 1:
         result = gate * tl.sigmoid(gate)
@@ -31,7 +31,7 @@ def activate(gate, ACTIVATION: tl.constexpr):  # noqa: N803
 @triton.jit
 def _act_mul_kernel(
     gate_up, out, stride, stride_out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, OVERLAP: tl.constexpr
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)

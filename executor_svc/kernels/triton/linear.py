@@ -174,7 +174,7 @@ def stream_linear(
 
 def padded_rows(num_rows: int) -> int:
     """Rows that the tensor kernel computes for num_rows."""
-    return max(8, triton.next_power_of_2(num_rows))
+    return max(8, int(triton.next_power_of_2(num_rows)))
 
 
 def _power_of_two_below(value: int) -> int:
@@ -182,23 +182,68 @@ def _power_of_two_below(value: int) -> int:
 
 
 @triton.jit
-def _sums(w, x, BLOCK_N: tl.constexpr):  # noqa: N803
-    """Adds nothing yet: one row of x times a tile of the weight, lane by lane."""
-    return w * x[None, :]
+def _load_tile(weight, n, k, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_K: tl.constexpr):
+    """Rows n and columns k of the weight; zeros beyond its end."""
+    address = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+    if EVEN_K:
+        if N % BLOCK_N == 0:
+            tile = tl.load(address, eviction_policy="evict_first")
+        else:
+            tile = tl.load(address, mask=n[:, None] < N, other=0.0, eviction_policy="evict_first")
+    else:
+        tile = tl.load(address, mask=(n[:, None] < N) & (k[None, :] < K), other=0.0, eviction_policy="evict_first")
+    return tile
 
 
 @triton.jit
-def _store_row(out, n, n_mask, total, up, bias, N: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr):  # noqa: N803, E501
-    """The epilogue of one row of out; total and up are [BLOCK_N]."""
-    if HAS_BIAS:
-        total += tl.load(bias + n, mask=n_mask, other=0.0).to(tl.float32)
+def _fetch_first(weight, row, column, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, FETCH_K: tl.constexpr,
+                 ACTIVATION: tl.constexpr, THREADS: tl.constexpr):  # fmt: skip
+    """Brings the columns from column on of BLOCK_N rows from row on into the second-level cache; gates' partners too."""
+    if FETCH_K > 0:
+        itemsize: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+        first = weight.to(tl.int64) + (row.to(tl.int64) * K + column) * itemsize
+        fetch_rows(first, K * itemsize, BLOCK_N, FETCH_K * itemsize, THREADS)
         if ACTIVATION != 0:
-            up += tl.load(bias + N + n, mask=n_mask, other=0.0).to(tl.float32)
+            partner: tl.constexpr = N * K * itemsize
+            fetch_rows(first + partner, K * itemsize, BLOCK_N, FETCH_K * itemsize, THREADS)
+
+
+@triton.jit
+def _add_row(x, k, w, u, g, acc, up, square, K: tl.constexpr, ACTIVATION: tl.constexpr, HAS_NORM: tl.constexpr):
+    """One row of x times a tile, lane by lane, onto the sums so far."""
+    row = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        square += row * row
+        row *= g
+    acc += w * row[None, :]
     if ACTIVATION != 0:
-        total = activate(total, ACTIVATION) * up
+        up += u * row[None, :]
+    return acc, up, square
+
+
+@triton.jit
+def _finish_row(
+    out, n, acc, up, square, bias, epsilon, N: tl.constexpr, K: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Adds up the lanes of one row of out, and stores it after the epilogue."""
+    total = tl.sum(acc, 1)
+    other = total
+    if ACTIVATION != 0:
+        other = tl.sum(up, 1)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(square, 0) / K + epsilon)
+        total *= scale
+        other *= scale
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        if ACTIVATION != 0:
+            other += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
+    if ACTIVATION != 0:
+        total = activate(total, ACTIVATION) * other
     if ADD:
-        total += tl.load(out + n, mask=n_mask, other=0.0).to(tl.float32)
-    tl.store(out + n, total.to(out.dtype.element_ty), mask=n_mask)
+        total += tl.load(out + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
@@ -207,94 +252,106 @@ def _reduce_kernel(
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, HAS_NORM: tl.constexpr,
     FETCH_K: tl.constexpr, OVERLAP: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     let_next_start(OVERLAP)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = n.to(tl.int64) * K
-    if FETCH_K > 0:
-        itemsize: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-        first = weight.to(tl.int64) + tl.program_id(0).to(tl.int64) * (BLOCK_N * K * itemsize)
-        fetch_rows(first, K * itemsize, BLOCK_N, FETCH_K * itemsize, THREADS)
-        if ACTIVATION != 0:
-            fetch_rows(first + N * K * itemsize, K * itemsize, BLOCK_N, FETCH_K * itemsize, THREADS)
+    row = tl.program_id(0) * BLOCK_N
+    _fetch_first(weight, row, 0, N, K, BLOCK_N, FETCH_K, ACTIVATION, THREADS)
     wait_for_previous(OVERLAP)
-    n_mask = n < N
+    n = row + tl.arange(0, BLOCK_N)
     acc0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    acc1, acc2, acc3 = acc0, acc0, acc0
-    up0, up1, up2, up3 = acc0, acc0, acc0, acc0
     square0 = tl.zeros([BLOCK_K], tl.float32)
+    acc1, acc2, acc3, up0, up1, up2, up3 = acc0, acc0, acc0, acc0, acc0, acc0, acc0
     square1, square2, square3 = square0, square0, square0
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         k = start + tl.arange(0, BLOCK_K)
-        k_mask = k < K
-        mask = k_mask[None, :] & n_mask[:, None]
-        if K % BLOCK_K == 0:
-            if N % BLOCK_N == 0:
-                w = tl.load(weight + rows[:, None] + k[None, :], eviction_policy="evict_first").to(tl.float32)
-            else:
-                w = tl.load(weight + rows[:, None] + k[None, :], mask=n_mask[:, None], other=0.0).to(tl.float32)
-        else:
-            w = tl.load(weight + rows[:, None] + k[None, :], mask=mask, other=0.0).to(tl.float32)
+        w = _load_tile(weight, n, k, N, K, BLOCK_N, K % BLOCK_K == 0).to(tl.float32)
         u = w
         if ACTIVATION != 0:
-            if K % BLOCK_K == 0:
-                if N % BLOCK_N == 0:
-                    u = tl.load(weight + N * K + rows[:, None] + k[None, :], eviction_policy="evict_first").to(tl.float32)
-                else:
-                    u = tl.load(weight + N * K + rows[:, None] + k[None, :], mask=n_mask[:, None], other=0.0).to(tl.float32)
-            else:
-                u = tl.load(weight + N * K + rows[:, None] + k[None, :], mask=mask, other=0.0).to(tl.float32)
-        g = tl.zeros([BLOCK_K], tl.float32)
+            u = _load_tile(weight + N * K, n, k, N, K, BLOCK_N, K % BLOCK_K == 0).to(tl.float32)
+        g = square0
         if HAS_NORM:
-            g = tl.load(norm_weight + k, mask=k_mask, other=0.0).to(tl.float32)
-        x0 = tl.load(x + k, mask=k_mask, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            square0 += x0 * x0
-            x0 *= g
-        acc0 += w * x0[None, :]
-        if ACTIVATION != 0:
-            up0 += u * x0[None, :]
+            g = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
+        acc0, up0, square0 = _add_row(x, k, w, u, g, acc0, up0, square0, K, ACTIVATION, HAS_NORM)
         if M > 1:
-            x1 = tl.load(x + stride_x + k, mask=k_mask, other=0.0).to(tl.float32)
-            if HAS_NORM:
-                square1 += x1 * x1
-                x1 *= g
-            acc1 += w * x1[None, :]
-            if ACTIVATION != 0:
-                up1 += u * x1[None, :]
+            acc1, up1, square1 = _add_row(x + stride_x, k, w, u, g, acc1, up1, square1, K, ACTIVATION, HAS_NORM)
         if M > 2:
-            x2 = tl.load(x + 2 * stride_x + k, mask=k_mask, other=0.0).to(tl.float32)
-            if HAS_NORM:
-                square2 += x2 * x2
-                x2 *= g
-            acc2 += w * x2[None, :]
-            if ACTIVATION != 0:
-                up2 += u * x2[None, :]
+            acc2, up2, square2 = _add_row(x + 2 * stride_x, k, w, u, g, acc2, up2, square2, K, ACTIVATION, HAS_NORM)
         if M > 3:
-            x3 = tl.load(x + 3 * stride_x + k, mask=k_mask, other=0.0).to(tl.float32)
-            if HAS_NORM:
-                square3 += x3 * x3
-                x3 *= g
-            acc3 += w * x3[None, :]
-            if ACTIVATION != 0:
-                up3 += u * x3[None, :]
-    scale = 1.0
-    if HAS_NORM:
-        scale = tl.rsqrt(tl.sum(square0, 0) / K + epsilon)
-    total, up = tl.sum(acc0, 1) * scale, tl.sum(up0, 1) * scale
-    _store_row(out, n, n_mask, total, up, bias, N, ACTIVATION, HAS_BIAS, ADD)
+            acc3, up3, square3 = _add_row(x + 3 * stride_x, k, w, u, g, acc3, up3, square3, K, ACTIVATION, HAS_NORM)
+    _finish_row(out, n, acc0, up0, square0, bias, epsilon, N, K, ACTIVATION, HAS_BIAS, HAS_NORM, ADD)
     if M > 1:
-        if HAS_NORM:
-            scale = tl.rsqrt(tl.sum(square1, 0) / K + epsilon)
-        total, up = tl.sum(acc1, 1) * scale, tl.sum(up1, 1) * scale
-        _store_row(out + stride_out, n, n_mask, total, up, bias, N, ACTIVATION, HAS_BIAS, ADD)
+        _finish_row(out + stride_out, n, acc1, up1, square1, bias, epsilon, N, K, ACTIVATION, HAS_BIAS, HAS_NORM, ADD)
     if M > 2:
-        if HAS_NORM:
-            scale = tl.rsqrt(tl.sum(square2, 0) / K + epsilon)
-        total, up = tl.sum(acc2, 1) * scale, tl.sum(up2, 1) * scale
-        _store_row(out + 2 * stride_out, n, n_mask, total, up, bias, N, ACTIVATION, HAS_BIAS, ADD)
+        _finish_row(out + 2 * stride_out, n, acc2, up2, square2, bias, epsilon, N, K, ACTIVATION, HAS_BIAS, HAS_NORM, ADD)
     if M > 3:
-        if HAS_NORM:
-            scale = tl.rsqrt(tl.sum(square3, 0) / K + epsilon)
-        total, up = tl.sum(acc3, 1) * scale, tl.sum(up3, 1) * scale
-        _store_row(out + 3 * stride_out, n, n_mask, total, up, bias, N, ACTIVATION, HAS_BIAS, ADD)
+        _finish_row(out + 3 * stride_out, n, acc3, up3, square3, bias, epsilon, N, K, ACTIVATION, HAS_BIAS, HAS_NORM, ADD)
+
+
+@triton.jit
+def _finish_tile(
+    out, m, n, acc, up, bias, num_rows, stride_out, N: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile [BLOCK_N, BLOCK_M] of sums, transposed, after the epilogue."""
+    if HAS_BIAS:
+        acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        if ACTIVATION != 0:
+            up += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION != 0:
+        acc = activate(acc, ACTIVATION) * up
+    address = out + m[:, None] * stride_out + n[None, :]
+    mask = (m[:, None] < num_rows) & (n[None, :] < N)
+    result = tl.trans(acc)
+    if ADD:
+        result += tl.load(address, mask=mask, other=0.0).to(tl.float32)
+    tl.store(address, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _tensor_kernel(
+    x, weight, bias, out, partial, arrivals, num_rows, stride_x, stride_out,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, STAGES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+    FETCH_K: tl.constexpr, OVERLAP: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    tile, part = tl.program_id(0) // SPLIT_K, tl.program_id(0) % SPLIT_K
+    STEPS: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K)
+    EVEN_K: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
+    first_k = part * (STEPS * BLOCK_K)
+    _fetch_first(weight, tile * BLOCK_N, first_k, N, K, BLOCK_N, FETCH_K, ACTIVATION, THREADS)
+    wait_for_previous(OVERLAP)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    up = acc
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        k = first_k + step * BLOCK_K + tl.arange(0, BLOCK_K)
+        mask = m[:, None] < num_rows
+        if not EVEN_K:
+            mask = mask & (k[None, :] < K)
+        rows = tl.trans(tl.load(x + m[:, None] * stride_x + k[None, :], mask=mask, other=0.0))
+        acc = tl.dot(_load_tile(weight, n, k, N, K, BLOCK_N, EVEN_K), rows, acc, input_precision="ieee")
+        if ACTIVATION != 0:
+            up = tl.dot(_load_tile(weight + N * K, n, k, N, K, BLOCK_N, EVEN_K), rows, up, input_precision="ieee")
+    if SPLIT_K == 1:
+        _finish_tile(out, m, n, acc, up, bias, num_rows, stride_out, N, ACTIVATION, HAS_BIAS, ADD)
+    else:
+        SIZE: tl.constexpr = BLOCK_N * BLOCK_M * (1 if ACTIVATION == 0 else 2)
+        inside = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
+        own = partial + (tile * SPLIT_K + part) * SIZE
+        tl.store(own + inside, acc)
+        if ACTIVATION != 0:
+            tl.store(own + BLOCK_N * BLOCK_M + inside, up)
+        # One thread counts the program in, after all of its threads have stored.
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLIT_K - 1:
+            acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            up = acc
+            for other in range(SPLIT_K):
+                parts = partial + (tile * SPLIT_K + other) * SIZE + inside
+                acc += tl.load(parts, cache_modifier=".cg")
+                if ACTIVATION != 0:
+                    up += tl.load(parts + BLOCK_N * BLOCK_M, cache_modifier=".cg")
+            _finish_tile(out, m, n, acc, up, bias, num_rows, stride_out, N, ACTIVATION, HAS_BIAS, ADD)
+            tl.store(arrivals + tile, 0)

@@ -24,21 +24,21 @@ def can_overlap(device: torch.device) -> bool:
 
 
 @triton.jit
-def let_next_start(OVERLAP: tl.constexpr):  # noqa: N803
+def let_next_start(OVERLAP: tl.constexpr):
     """The next kernel may be launched while this one runs."""
     if OVERLAP:
         gdc_launch_dependents()
 
 
 @triton.jit
-def wait_for_previous(OVERLAP: tl.constexpr):  # noqa: N803
+def wait_for_previous(OVERLAP: tl.constexpr):
     """After it, everything that earlier kernels wrote is there."""
     if OVERLAP:
         gdc_wait()
 
 
 @triton.jit
-def fetch_rows(start, row_stride_bytes, ROWS: tl.constexpr, ROW_BYTES: tl.constexpr, THREADS: tl.constexpr):  # noqa: N803
+def fetch_rows(start, row_stride_bytes, ROWS: tl.constexpr, ROW_BYTES: tl.constexpr, THREADS: tl.constexpr):
     """Has ROW_BYTES of each of ROWS rows brought into the second-level cache, split so that every thread asks once.
 
     start is the first row's address, int64; ROWS and THREADS are powers of two, ROW_BYTES a multiple of 16 times the parts.
