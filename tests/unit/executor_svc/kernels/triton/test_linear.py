@@ -29,7 +29,7 @@ def check(
 ) -> None:
     outputs, depth = shape
     x = torch.randn(num_rows, depth + 6)[:, :depth]
-    weight = torch.randn(outputs * (2 if activation else 1), depth)
+    weight = torch.randn(outputs * (2 if activation else 1), depth) * depth**-0.5
     bias = torch.randn(weight.shape[0]) if has_bias else None
     norm = Norm(torch.randn(depth), 1e-5) if has_norm else None
     out = torch.full((num_rows, outputs + 3), float("nan"))[:, :outputs]
