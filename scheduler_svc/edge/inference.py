@@ -3,7 +3,6 @@
 A client's cancel, its death and a deadline all arrive as CancelledError in the handler, whose last act is to cancel.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -118,7 +117,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             yield answers.stream_message(generation, deltas, with_token_ids=with_token_ids, is_last=is_last)
             if is_last:
                 return
-            await asyncio.sleep(message_interval_s(self._engine.num_open_requests))
+            await output.pause(message_interval_s(self._engine.num_open_requests))
 
     def _with_token_ids(self, message: pb.GenerateRequest) -> bool:
         return message.output.return_token_ids or self._text.tokenizer is None

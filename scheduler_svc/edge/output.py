@@ -5,6 +5,7 @@ bound; beyond it the request ends with SlowConsumer.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,7 @@ class RequestOutput:
         self._num_pending_tokens = 0
         self._num_pending_text = 0
         self._news = asyncio.Event()
+        self._over = asyncio.Event()
 
     @property
     def num_tokens(self) -> int:
@@ -106,6 +108,8 @@ class RequestOutput:
             self._error = SlowConsumer(
                 f"the reader is more than {MAX_PENDING_TOKENS} tokens or {MAX_PENDING_TEXT} characters behind"
             )
+        if self.is_over:
+            self._over.set()
         if self._is_bounded or self.is_over:
             self._news.set()
 
@@ -113,7 +117,16 @@ class RequestOutput:
         """Ends the request; what is pending can still be read."""
         if not self.is_over:
             self._error = error
+            self._over.set()
             self._news.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Lets news gather; a request that is over waits for none, so that its end is not held up."""
+        if seconds <= 0:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
 
     async def read(self) -> list[SampleDelta]:
         """Waits for news and takes all of them, in order of index. After the last ones is_over is True and nothing is left.

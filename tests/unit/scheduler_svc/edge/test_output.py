@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -48,6 +49,23 @@ async def test_news_are_merged_while_nobody_reads() -> None:
     assert not out.is_read
     assert (await out.read())[0].finish_reason is FinishReason.LENGTH
     assert out.is_over and out.is_read
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_pause_ends_with_the_request(fails: bool) -> None:
+    out = output()
+    out.push(update(TOKENIZER.encode("a")), [])
+    await out.pause(0)  # goes on
+    assert not out.is_over
+    pause = asyncio.create_task(out.pause(3600))
+    await asyncio.sleep(0)
+    assert not pause.done()
+    if fails:
+        out.fail(Cancelled("enough"))
+    else:
+        out.push(update([], finish=FinishReason.LENGTH), [])
+    await pause
+    await out.pause(3600)
 
 
 @given(reads=st.lists(st.booleans(), min_size=30, max_size=30), content=st.text(min_size=1, max_size=10))
