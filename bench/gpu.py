@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -72,12 +73,11 @@ class Options:
         """Of both ways of serving."""
         settings: dict[str, Any] = {
             "load_format": "random",
-            "device": self.device,
             "max_num_seqs": _MAX_NUM_SEQS if self.device == "cuda" else 8,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_threads": self.num_threads,
         }
-        settings |= {"dtype": "bfloat16"} if self.device == "cuda" else {"num_blocks": 256, "backend": "torch"}
+        settings |= {"device": "cuda", "dtype": "bfloat16"} if self.device == "cuda" else {"num_blocks": 256, "backend": "torch"}
         more = self.more_executor
         settings |= {name.removeprefix("--").replace("-", "_"): value for name, value in zip(more[::2], more[1::2], strict=True)}
         return settings
@@ -202,7 +202,7 @@ def measure(options: Options, *, with_attention: bool, json_file: Path | None) -
     with tempfile.TemporaryDirectory(prefix="octavo-models-") as parent, running_clients(options.num_clients) as clients:
         for model in options.models:
             folder = make_model_folder(model, Path(parent))
-            if options.served or options.starts:
+            if options.starts or wanted_cases(options.sizes, options.served):
                 measure_served(options, model, folder, figures, clients)
             measure_in_process(options, model, folder, figures)
     if with_attention:
@@ -234,6 +234,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write one JSON line per figure, all sides, to this file")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     arguments = parser.parse_args()
+    # Whoever stops this stops the services, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if arguments.smoke:
         options = smoke_options()
     elif not has_gpu():

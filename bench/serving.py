@@ -105,7 +105,7 @@ class Served:
             self._stack.start()
             self.run(warm_up, timeout_s)
         except (AssertionError, RunError, grpc.RpcError) as error:
-            tails = self.log_tails()
+            tails = self.log_tails(40)
             self.stop()
             raise RunError(f"{error}\n{tails}") from error
         self.start_s = time.monotonic() - started
