@@ -1,10 +1,7 @@
 """Start-up: from settings to a runner that has run. Knows every part of the executor and the order in which they are made."""
 
 import logging
-import mmap
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,29 +10,20 @@ import torch
 from common.block_hash import kv_fingerprint
 from common.degraded import DegradedPaths
 from common.errors import StartupError
-from common.ids import BlockId, SeqId
 from common.model_spec import folder_name, public_name
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity
-from common.shm.available_memory import available_memory_bytes
 from executor_svc.clients.kvstore import BlockStoreClient
-from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
-from executor_svc.core.sampling import SamplingParams
 from executor_svc.cpu_cores import usable_cores
-from executor_svc.kernels.backend import Backend
-from executor_svc.kernels.torch_backend import TorchBackend
-from executor_svc.kvcache.pool import KvPool, block_bytes
+from executor_svc.device import Device, Phases, Pool
 from executor_svc.model.load import LoadedModel, load_model
-from executor_svc.runner import ModelRunner
-from executor_svc.sampling import Sampler
+from executor_svc.runner import StepRunner
 from executor_svc.settings import ExecutorSettings
-from executor_svc.transfer import BlockStore
+from executor_svc.transfer import BlockMemory, BlockStore
 from octavo.executor.v1 import executor_service_pb2 as pb
 
 log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 2.0
-DEFAULT_KV_BYTES = 1 << 30
-DEFAULT_KV_SHARE = 4
 KV_LAYOUT_VERSION = "block-major/1"
 
 
@@ -44,12 +32,14 @@ class Engine:
     """An executor without a wire.
 
     Attributes:
+        blocks: the pool as transfers see it.
         store: None without a block store.
         info: what GetExecutorInfo answers.
     """
 
-    runner: ModelRunner
-    pool: KvPool
+    runner: StepRunner
+    pool: Pool
+    blocks: BlockMemory
     store: BlockStore | None
     info: pb.ExecutorInfo
 
@@ -68,10 +58,11 @@ def build_engine(
     Raises:
         StartupError: with what is wrong and which setting to change.
     """
-    phases = _Phases(phases_before or {})
+    phases = Phases(phases_before or {})
     torch.set_num_threads(settings.num_threads or usable_cores())
+    device = choose_device(settings)
+    backend = device.backend
     progress(f"loading {folder}")
-    backend = _backend(settings)
     with phases.timed("load"):
         model = load_model(
             folder,
@@ -81,29 +72,11 @@ def build_engine(
             seed=settings.seed,
             backend=backend,
             max_model_len=settings.max_model_len or None,
+            device=device.torch_device,
+            rewrites=device.rewrites,
         )
-    with phases.timed("kv_pool"):
-        pool = _allocate_pool(settings, model)
-    limits = BatchLimits(
-        num_blocks=pool.num_blocks,
-        block_size=pool.block_size,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=model.max_model_len,
-        vocab_size=model.vocab_size,
-    )
-    runner = ModelRunner(
-        model,
-        pool,
-        [spec.layer_idx for spec in model.layer_specs],
-        backend=backend,
-        sampler=Sampler(model.vocab_size),
-        limits=limits,
-    )
-    resident_bytes = _resident_bytes()
-    with phases.timed("warm_up"):
-        _warm_up(runner, limits)
-    scratch_bytes = max(0, _resident_bytes() - resident_bytes)
+    started = device.start(model, phases, progress)
+    pool, limits = started.pool, started.limits
     fingerprint = kv_fingerprint(
         {
             **model.fingerprint_parts,
@@ -126,94 +99,38 @@ def build_engine(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         vocab_size=limits.vocab_size,
-        memory_bytes={"weights": _weight_bytes(model), "kv_pool": pool.num_bytes, "scratch": scratch_bytes},
+        memory_bytes={"weights": _weight_bytes(model), **started.memory_bytes},
         kv_transport=transport,
         kv_transport_reason=reason,
         startup_phases=[pb.Phase(name=name, seconds=seconds) for name, seconds in phases.seconds(model.phases)],
     )
     progress(
-        f"ready: {info.dtype} on {info.backend}, {torch.get_num_threads()} threads, {pool.num_blocks} blocks of "
+        f"ready: {info.dtype} on {info.backend}, {started.description}, {pool.num_blocks} blocks of "
         f"{pool.block_size} tokens ({pool.num_bytes >> 20} MiB); "
         + ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in info.startup_phases)
     )
-    return Engine(runner, pool, store, info)
+    return Engine(started.runner, pool, started.blocks, store, info)
 
 
-class _Phases:
-    """Seconds by phase, in order."""
-
-    def __init__(self, before: Mapping[str, float]):
-        self._seconds = dict(before)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Times the with block."""
-        started = time.monotonic()
-        yield
-        self._seconds[name] = time.monotonic() - started
-
-    def seconds(self, load_parts: dict[str, float]) -> list[tuple[str, float]]:
-        """All phases; "load" is split into the loader's own parts and the rest."""
-        found: list[tuple[str, float]] = []
-        for name, seconds in self._seconds.items():
-            if name == "load":
-                found += load_parts.items()
-                seconds -= sum(load_parts.values())
-            found.append((name, max(0.0, seconds)))
-        return found
-
-
-def _backend(settings: ExecutorSettings) -> Backend:
-    if settings.backend == "torch":
-        return TorchBackend()
-    from executor_svc.kernels.cpu import CpuBackend
-
-    return CpuBackend()
-
-
-def _allocate_pool(settings: ExecutorSettings, model: LoadedModel) -> KvPool:
-    """The pool that the settings ask for, if the memory is there."""
-    bytes_per_block = block_bytes(model.layer_specs, settings.block_size, model.dtype)
-    available = available_memory_bytes()
-    longest = -(-model.max_model_len // settings.block_size) * bytes_per_block
-    wanted = settings.kv_memory_bytes or min(available // DEFAULT_KV_SHARE, max(DEFAULT_KV_BYTES, longest))
-    num_blocks = settings.num_blocks or wanted // bytes_per_block
-    if num_blocks < 1:
-        raise StartupError(f"a KV pool of {wanted:,} bytes holds no block of {bytes_per_block:,} bytes: raise --kv-memory-bytes")
-    if num_blocks * bytes_per_block > available:
-        raise StartupError(
-            f"no memory for a KV pool of {num_blocks * bytes_per_block:,} bytes ({num_blocks} blocks of {bytes_per_block:,}): "
-            f"{available:,} bytes are free; lower --kv-memory-bytes or --num-blocks"
-        )
-    return KvPool(model.layer_specs, num_blocks, settings.block_size, model.dtype)
-
-
-def _warm_up(runner: ModelRunner, limits: BatchLimits) -> None:
-    """Runs each kind of step once, which compiles kernels and takes the scratch memory of the largest step.
-
-    The kinds: a chunk that samples nothing, the end of a prompt, a decode.
+def choose_device(settings: ExecutorSettings) -> Device:
+    """The device that the settings name, or the best one there is.
 
     Raises:
-        StartupError: a step failed.
+        StartupError: it is not there, or cannot do what the settings ask for.
     """
-    num_tokens = min(limits.max_num_batched_tokens, limits.max_model_len - 2, (limits.num_blocks * limits.block_size) - 2)
-    if num_tokens < 1:
-        raise StartupError("max_num_batched_tokens, max_model_len and the KV pool leave no room for a single step")
-    blocks = [BlockId(i) for i in range(-(-(num_tokens + 2) // limits.block_size))]
-    new = NewSequence(SeqId(1), [1] * (num_tokens + 1), num_tokens + 1, 0, blocks, SamplingParams(temperature=0.0))
-    steps = [
-        StepPlan(step_id=1, new_sequences=[new], chunks=[Chunk(SeqId(1), num_tokens)]),
-        StepPlan(step_id=2, chunks=[Chunk(SeqId(1), 1)]),
-        StepPlan(step_id=3, chunks=[Chunk(SeqId(1), 1)]),
-    ]
-    for step in steps:
-        outcome = runner.execute(step)
-        if outcome.failures:
-            raise StartupError(f"the warm-up failed: {outcome.failures[0].message}")
-    runner.reset()
+    wants_gpu = settings.device == "cuda" or (settings.device == "auto" and settings.backend in ("auto", "triton"))
+    if wants_gpu and torch.cuda.is_available():
+        from executor_svc.cuda.device import CudaDevice
+
+        return CudaDevice(settings)
+    if settings.device == "cuda":
+        raise StartupError("device: cuda is asked for, and PyTorch finds no NVIDIA GPU here")
+    from executor_svc.cpu_device import CpuDevice
+
+    return CpuDevice(settings)
 
 
-def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: KvPool) -> BlockStore | None:
+def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: Pool) -> BlockStore | None:
     if not settings.kvstore:
         return None
     store = BlockStoreClient(
@@ -227,11 +144,6 @@ def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: KvPool)
     )
     store.connect(CONNECT_TIMEOUT_S)
     return store
-
-
-def _resident_bytes() -> int:
-    """Memory of this process that is not swapped out."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def _weight_bytes(model: LoadedModel) -> int:

@@ -6,6 +6,7 @@ Bytes of gRPC messages pass through unread. The end of the stream is how either 
 """
 
 import asyncio
+import contextlib
 import enum
 import socket
 import struct
@@ -60,6 +61,11 @@ class FramePipe:
         """
         with self._write_lock:
             self._socket.sendall(frame.encode())
+
+    def shut_down(self) -> None:
+        """Ends the stream in both directions; a receive that waits returns."""
+        with contextlib.suppress(OSError):  # the front was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def receive(self, *, wait: bool) -> list[Frame] | None:
         """All frames that have arrived.

@@ -6,8 +6,8 @@ more by itself, so that only the culprit fails: KV is written to the same slots 
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -53,6 +53,7 @@ class StepOutcome:
         failures: sequences that were dropped.
         num_tokens: tokens computed.
         prepare_s, forward_s, sample_s: where the time went, seconds.
+        idle_s: waiting for the plan before this step, seconds.
     """
 
     step_id: int
@@ -62,6 +63,44 @@ class StepOutcome:
     prepare_s: float
     forward_s: float
     sample_s: float
+    idle_s: float = 0.0
+
+
+StepReport = Callable[[StepOutcome | Exception], None]
+"""Takes the outcome of a step, on whatever thread it becomes known; an exception: the device failed, nothing follows."""
+
+
+class StepRunner(Protocol):
+    """Carries out plans on one device, in order; they are over when their report is called."""
+
+    def reset(self) -> None:
+        """Drops all sequences, as for a new session; no report of an earlier step comes afterwards."""
+        ...
+
+    def submit(self, plan: StepPlan[SamplingParams], report: StepReport, *, arrived_at: float) -> None:
+        """Starts a step.
+
+        Args:
+            plan: the next one of the session.
+            report: called once, at the latest when the step is over, in the order of plans.
+            arrived_at: time.monotonic() when the plan came.
+
+        Raises:
+            InvalidParameter: the plan as a whole makes no sense; nothing was done, report is not called.
+        """
+        ...
+
+    def execute(self, plan: StepPlan[SamplingParams], *, began_at: float | None = None) -> StepOutcome:
+        """Carries a plan out and waits for its end.
+
+        Args:
+            plan: the next one of the session.
+            began_at: time.monotonic() from which prepare_s counts; None: now.
+
+        Raises:
+            InvalidParameter: the plan as a whole makes no sense; nothing was done.
+        """
+        ...
 
 
 class ModelRunner:
@@ -93,10 +132,17 @@ class ModelRunner:
         self._layer_caches = dict(zip(layer_indices, pool.layer_caches, strict=True))
         self._backend = backend
         self._sampler = sampler
+        self._ended_at = time.monotonic()
 
     def reset(self) -> None:
         """Drops all sequences, as for a new session."""
         self.batch.clear()
+
+    def submit(self, plan: StepPlan[SamplingParams], report: StepReport, *, arrived_at: float) -> None:
+        """See StepRunner: the step is over when this returns."""
+        outcome = self.execute(plan, began_at=max(arrived_at, self._ended_at))
+        report(replace(outcome, idle_s=max(0.0, arrived_at - self._ended_at)))
+        self._ended_at = time.monotonic()
 
     def execute(self, plan: StepPlan[SamplingParams], *, began_at: float | None = None) -> StepOutcome:
         """Carries a plan out.

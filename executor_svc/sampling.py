@@ -52,7 +52,7 @@ class Sampler:
             raise ValueError(f"logits: shape {tuple(logits.shape)}, expected {(len(rows), self.vocab_size)}")
         if not rows:
             return SampleResult([], [], {})
-        logits = _edited(logits, rows)
+        logits = edit_logits(logits, rows)
         best_logits, best_ids = logits.max(dim=-1)
         token_ids: list[int] = best_ids.tolist()
         # The largest logit is a number unless the row holds a NaN or nothing but infinities.
@@ -75,8 +75,8 @@ def _select(logits: Tensor, indices: list[int]) -> Tensor:
     return logits if len(indices) == logits.shape[0] else logits[indices]
 
 
-def _edited(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Logits after bias, suppression and penalties; a copy if there is anything to do."""
+def edit_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Logits float32 [len(rows), vocab_size] after bias, suppression and penalties; a copy if there is anything to do."""
     if not any(row.edits_logits for row in rows):
         return logits
     logits = logits.clone()
@@ -90,7 +90,8 @@ def _add_bias(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
     entries = [(index, token, bias) for index, row in enumerate(rows) for token, bias in row.params.logit_bias.items()]
     if entries:
         at_row, at_token, values = zip(*entries, strict=True)
-        logits.index_put_((torch.tensor(at_row), torch.tensor(at_token)), torch.tensor(values), accumulate=True)
+        at = (torch.tensor(at_row, device=logits.device), torch.tensor(at_token, device=logits.device))
+        logits.index_put_(at, torch.tensor(values, device=logits.device), accumulate=True)
 
 
 def _suppress(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
@@ -99,7 +100,7 @@ def _suppress(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
     ]
     if entries:
         at_row, at_token = zip(*entries, strict=True)
-        logits[torch.tensor(at_row), torch.tensor(at_token)] = -torch.inf
+        logits[torch.tensor(at_row, device=logits.device), torch.tensor(at_token, device=logits.device)] = -torch.inf
 
 
 def _penalise(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
@@ -110,14 +111,14 @@ def _penalise(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
             continue
         token_ids = np.asarray(row.token_ids, dtype=np.int64)
         if params.repetition_penalty != 1.0:
-            seen = torch.from_numpy(np.unique(token_ids))
+            seen = torch.from_numpy(np.unique(token_ids)).to(logits.device)
             values = logits[index, seen]
             logits[index, seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
         output = token_ids[row.num_prompt_tokens :]
         if output.size and (params.presence_penalty or params.frequency_penalty):
             ids, counts = np.unique(output, return_counts=True)
             penalty = params.presence_penalty + params.frequency_penalty * counts
-            logits[index, torch.from_numpy(ids)] -= torch.from_numpy(penalty).float()
+            logits[index, torch.from_numpy(ids).to(logits.device)] -= torch.from_numpy(penalty).float().to(logits.device)
 
 
 def _logprobs(

@@ -29,18 +29,32 @@ class ExecutorSettings(ServiceSettings):
     model: str = Field(DEFAULT_MODEL, description="the default model's name, a folder, a .gguf file or a hub id")
     model_name: str = Field("", description='public name, "models/..."; empty: from the model')
     cache_dir: Path = Field(default_factory=default_cache_dir, description="where converted models are kept")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights and KV; auto: float32 on a CPU")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="what computes; auto: an NVIDIA GPU if there is one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and KV; auto: float32 on a CPU, on a GPU the model's own if it has 16 bits, else bfloat16"
+    )
     quantization: Literal["none", "int8"] = Field("none", description="int8: linear weights in 8 bits, activations as they are")
     load_format: Literal["auto", "random"] = Field("auto", description="random: weights of the config's shape, for benchmarks")
     seed: int = Field(0, ge=0, description="of random weights")
-    backend: Literal["auto", "cpu", "torch"] = Field("auto", description="attention kernels; auto: cpu")
+    backend: Literal["auto", "cpu", "torch", "triton"] = Field(
+        "auto", description="attention kernels; auto: cpu on a CPU, triton on a GPU"
+    )
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
     num_blocks: int = Field(0, ge=0, description="KV blocks; 0: as many as kv_memory_bytes holds")
     kv_memory_bytes: int = Field(
-        0, ge=0, description="KV pool; 0: 1 GiB or one longest sequence if that is more, at most a quarter of the free memory"
+        0,
+        ge=0,
+        description="KV pool; 0: on a CPU 1 GiB or one longest sequence if that is more, at most a quarter of the free memory; "
+        "on a GPU what gpu_memory_utilization leaves",
     )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of a GPU's memory that weights, scratch, graphs and KV pool may take together"
+    )
+    cuda_graphs: bool = Field(True, description="replay decode steps as CUDA graphs; off: launch kernel by kernel")
     max_num_seqs: int = Field(256, ge=1, le=4096, description="most sequences at once")
-    max_num_batched_tokens: int = Field(512, ge=1, le=65536, description="most tokens of one step, decodes and chunks together")
+    max_num_batched_tokens: int = Field(
+        0, ge=0, le=65536, description="most tokens of one step, decodes and chunks together; 0: 512 on a CPU, 8192 on a GPU"
+    )
     max_model_len: int = Field(0, ge=0, description="longest sequence; 0: the model's own limit")
     num_threads: int = Field(0, ge=0, le=1024, description="compute threads; 0: the cores this process may use")
     kvstore: str = Field("", description="address of the block store; empty: none")

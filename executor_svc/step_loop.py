@@ -4,6 +4,7 @@ It never waits for the scheduler while a plan is queued: the next step starts as
 written. Loads and saves are handed to the transfer thread and run beside the steps.
 """
 
+import functools
 import logging
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from common.errors import InvalidParameter
 from executor_svc import convert, metrics
 from executor_svc.engine import Engine
 from executor_svc.pipe import Frame, FrameKind, FramePipe
+from executor_svc.runner import StepOutcome
 from executor_svc.transfer import LoadDone, SaveDone, TransferThread
 from octavo.executor.v1 import executor_service_pb2 as pb
 
@@ -26,10 +28,9 @@ class StepLoop:
         self._store = engine.store
         self._info = engine.info
         self._runner = engine.runner
-        self._transfers = TransferThread(engine.pool, engine.store, self._send_transfer)
+        self._transfers = TransferThread(engine.blocks, engine.store, self._send_transfer)
         self._session = 0
         self._commands: deque[tuple[float, bytes]] = deque()
-        self._step_ended_at = time.monotonic()
 
     def run(self) -> None:
         """Returns once the front is gone."""
@@ -76,17 +77,21 @@ class StepLoop:
                 self._fail_session(f"command: {other} is not expected here")
 
     def _step(self, arrived_at: float, message: pb.StepPlan) -> None:
-        began_at = max(arrived_at, self._step_ended_at)
-        idle_s = max(0.0, arrived_at - self._step_ended_at)
+        report = functools.partial(self._send_result, self._session)
         try:
-            outcome = self._runner.execute(convert.plan_from_pb(message), began_at=began_at)
+            self._runner.submit(convert.plan_from_pb(message), report, arrived_at=arrived_at)
         except InvalidParameter as error:
             self._fail_session(error.message)
+
+    def _send_result(self, session: int, outcome: StepOutcome | Exception) -> None:
+        """Runs on whatever thread the runner reports on."""
+        if isinstance(outcome, Exception):
+            log.error("the device failed, the worker ends", exc_info=outcome)
+            self._pipe.shut_down()
             return
-        result = convert.outcome_to_pb(outcome, idle_s=idle_s)
-        self._pipe.send(Frame(FrameKind.EVENT, self._session, pb.RunSessionResponse(result=result).SerializeToString()))
-        metrics.observe_step(outcome, idle_s)
-        self._step_ended_at = time.monotonic()
+        result = convert.outcome_to_pb(outcome, idle_s=outcome.idle_s)
+        self._pipe.send(Frame(FrameKind.EVENT, session, pb.RunSessionResponse(result=result).SerializeToString()))
+        metrics.observe_step(outcome, outcome.idle_s)
 
     def _fail_session(self, message: str) -> None:
         """The scheduler sent nonsense: its session ends, the process goes on."""

@@ -8,12 +8,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.ids import BlockId, BlockKey
-from executor_svc.kvcache.pool import KvPool
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,41 @@ class BlockStore(Protocol):
 
     def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], timeout_s: float) -> LoadReport:
         """Fills each memory with the block of its key, a chain that stops at the first miss."""
+        ...
+
+
+class BlockMemory(Protocol):
+    """The pool's blocks as host memory: itself on a CPU, staging buffers and copies on a GPU.
+
+    Attributes:
+        num_blocks: of the pool.
+    """
+
+    num_blocks: int
+
+    @property
+    def blocks_at_once(self) -> int:
+        """Most blocks of one call of read or buffers."""
+        ...
+
+    def mark(self) -> object:
+        """A point in the device's work: all steps submitted so far. Called on the thread that submits steps."""
+        ...
+
+    def read(self, block_ids: Sequence[BlockId], after: object) -> Sequence[memoryview]:
+        """The bytes of blocks as they are after a mark; good until the next call."""
+        ...
+
+    def buffers(self, block_ids: Sequence[BlockId]) -> Sequence[memoryview]:
+        """Where the bytes of these blocks are to be written; write brings them into the pool."""
+        ...
+
+    def write(self, block_ids: Sequence[BlockId], after: object) -> None:
+        """Starts to bring the first buffers into the pool, after a mark."""
+        ...
+
+    def finish(self) -> None:
+        """Returns once everything written is in the pool, for every step that is submitted from now on."""
         ...
 
 
@@ -95,18 +130,18 @@ class SaveDone:
 class TransferThread:
     """Carries out loads and saves one by one, loads first: a request waits for a load, nobody for a save."""
 
-    def __init__(self, pool: KvPool, store: BlockStore | None, report: Callable[[int, LoadDone | SaveDone], None]):
+    def __init__(self, memory: BlockMemory, store: BlockStore | None, report: Callable[[int, LoadDone | SaveDone], None]):
         """Starts the thread.
 
         Args:
-            pool: whose blocks are read and written.
+            memory: whose blocks are read and written.
             store: None: every load is a miss and every save fails, with that reason.
             report: called on the transfer thread with the session and the outcome.
         """
-        self._pool = pool
+        self._memory = memory
         self._store = store
         self._report = report
-        self._queue: queue.PriorityQueue[tuple[int, int, int, Load | Save | None]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[int, int, int, Load | Save | None, object]] = queue.PriorityQueue()
         self._num_submitted = 0
         self._session = 0
         self._idle = threading.Condition()
@@ -117,7 +152,7 @@ class TransferThread:
     def submit(self, session: int, transfer: Load | Save) -> None:
         """Queues a transfer of the current session."""
         self._num_submitted += 1
-        self._queue.put((0 if isinstance(transfer, Load) else 1, self._num_submitted, session, transfer))
+        self._queue.put((0 if isinstance(transfer, Load) else 1, self._num_submitted, session, transfer, self._memory.mark()))
 
     def start_session(self, session: int) -> None:
         """Forgets what is queued of older sessions and waits for the transfer that runs.
@@ -131,12 +166,12 @@ class TransferThread:
     def stop(self) -> None:
         """Ends the thread after the transfer that runs."""
         self.start_session(-1)
-        self._queue.put((-1, 0, 0, None))
+        self._queue.put((-1, 0, 0, None, None))
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            _, _, session, transfer = self._queue.get()
+            _, _, session, transfer, after = self._queue.get()
             if transfer is None:
                 return
             with self._idle:
@@ -144,7 +179,7 @@ class TransferThread:
                     continue
                 self._busy = True
             try:
-                self._report(session, self._carry_out(transfer))
+                self._report(session, self._carry_out(transfer, after))
             except ConnectionError:
                 log.info("the front is gone; transfers end")
                 return
@@ -153,24 +188,55 @@ class TransferThread:
                     self._busy = False
                     self._idle.notify_all()
 
-    def _carry_out(self, transfer: Load | Save) -> LoadDone | SaveDone:
-        outside = [block_id for _, block_id in transfer.blocks if not 0 <= block_id < self._pool.num_blocks]
+    def _carry_out(self, transfer: Load | Save, after: object) -> LoadDone | SaveDone:
+        outside = [block_id for _, block_id in transfer.blocks if not 0 <= block_id < self._memory.num_blocks]
         if self._store is None or outside:
             reason = f"block ids outside the pool: {outside[:8]}" if outside else "this executor has no block store"
             if isinstance(transfer, Load):
                 return LoadDone(transfer.load_id, reason=reason)
             return SaveDone(transfer.save_id, num_failed=len(transfer.blocks), reason=reason)
-        blocks = [(key, self._pool.block_view(block_id)) for key, block_id in transfer.blocks]
-        started = time.monotonic()
         try:
             if isinstance(transfer, Save):
-                saved = self._store.save(blocks)
-                return SaveDone(transfer.save_id, saved.num_written, saved.num_present, saved.num_failed, saved.reason)
-            loaded = self._store.load(blocks, transfer.timeout_s)
+                return self._save(self._store, transfer, after)
+            return self._load(self._store, transfer, after)
         except Exception as error:  # a bug of the client, which promises not to raise: somebody waits for the answer
             log.exception("the block store's client failed")
             if isinstance(transfer, Save):
-                return SaveDone(transfer.save_id, num_failed=len(blocks), reason=repr(error))
+                return SaveDone(transfer.save_id, num_failed=len(transfer.blocks), reason=repr(error))
             return LoadDone(transfer.load_id, reason=repr(error))
-        seconds = time.monotonic() - started
-        return LoadDone(transfer.load_id, loaded.num_loaded, dict(loaded.num_by_tier), loaded.reason, seconds)
+
+    def _save(self, store: BlockStore, save: Save, after: object) -> SaveDone:
+        num_written = num_present = num_failed = 0
+        reason = ""
+        for keys, block_ids in self._groups(save.blocks):
+            saved = store.save(list(zip(keys, self._memory.read(block_ids, after), strict=True)))
+            num_written += saved.num_written
+            num_present += saved.num_present
+            num_failed += saved.num_failed
+            reason = reason or saved.reason
+        return SaveDone(save.save_id, num_written, num_present, num_failed, reason)
+
+    def _load(self, store: BlockStore, load: Load, after: object) -> LoadDone:
+        started = time.monotonic()
+        num_loaded, num_by_tier, reason = 0, Counter[str](), ""
+        for keys, block_ids in self._groups(load.blocks):
+            left_s = load.timeout_s - (time.monotonic() - started)
+            if num_loaded and left_s <= 0:
+                reason = "the time was over"
+                break
+            loaded = store.load(list(zip(keys, self._memory.buffers(block_ids), strict=True)), left_s)
+            self._memory.write(block_ids[: loaded.num_loaded], after)
+            num_loaded += loaded.num_loaded
+            num_by_tier.update(loaded.num_by_tier)
+            if loaded.num_loaded < len(block_ids):
+                reason = loaded.reason
+                break
+        self._memory.finish()
+        return LoadDone(load.load_id, num_loaded, dict(num_by_tier), reason, time.monotonic() - started)
+
+    def _groups(self, blocks: Sequence[tuple[BlockKey, BlockId]]) -> Iterator[tuple[list[BlockKey], list[BlockId]]]:
+        """The blocks of a transfer in order, as many at a time as the memory takes; one empty group of none."""
+        size = max(1, self._memory.blocks_at_once)
+        for start in range(0, max(1, len(blocks)), size):
+            group = blocks[start : start + size]
+            yield [key for key, _ in group], [block_id for _, block_id in group]

@@ -197,6 +197,23 @@ class BatchState(Generic[SamplingT]):
         self._tokens[sequence.row, sequence.num_tokens] = token_id
         sequence.num_tokens += 1
 
+    def append_unknown(self, seq_id: SeqId) -> None:
+        """The sequence knows one more token, whose id is still on its way from the device."""
+        self._sequences[seq_id].num_tokens += 1
+
+    def learn(self, sequence: BatchSequence[SamplingT], index: int, token_id: int) -> None:
+        """The id of a token that append_unknown counted has come; nothing happens if the sequence was dropped meanwhile."""
+        if self.is_alive(sequence):
+            self._tokens[sequence.row, index] = token_id
+
+    def is_alive(self, sequence: BatchSequence[SamplingT]) -> bool:
+        """Whether this very sequence is in the batch, not one that came back under its id."""
+        return self._sequences.get(sequence.seq_id) is sequence
+
+    def sequence(self, seq_id: SeqId) -> BatchSequence[SamplingT] | None:
+        """The live sequence of that id."""
+        return self._sequences.get(seq_id)
+
     def token_ids(self, seq_id: SeqId) -> npt.NDArray[np.int32]:
         """The known tokens of a live sequence, int32 [num_tokens]: a view that is good until the sequence is dropped."""
         sequence = self._sequences[seq_id]

@@ -1,7 +1,7 @@
 """What a step's attention needs to know about its packed batch, and one layer's part of the device pool.
 
-Knows shapes. Does not know who allocates blocks, which model runs, or how attention is computed. Layout of the cache
-(docs/kv-layout.md): 16 keys of one head are one vector of a row of `key`, a value is one row of `value`.
+Knows shapes. Does not know who allocates blocks, which model runs, or how attention is computed. Layouts of the cache:
+kernels/layout.py.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ class LayerCache:
     """One layer's KV in the pool: strided views, dimension 0 steps over whole blocks, the others are contiguous.
 
     Attributes:
-        key: [num_blocks, num_kv_heads, head_dim_k, block_size].
+        key: [num_blocks, num_kv_heads, head_dim_k, block_size] or [num_blocks, num_kv_heads, block_size, head_dim_k]: the
+            backend's KvLayout says which.
         value: [num_blocks, num_kv_heads, block_size, head_dim_v], the dtype of key.
     """
 
@@ -24,7 +25,7 @@ class LayerCache:
     @property
     def block_size(self) -> int:
         """Tokens per block."""
-        return self.key.shape[3]
+        return self.value.shape[2]
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ def gather_kv(layer_cache: LayerCache, batch: AttentionBatch, seq: int) -> tuple
     return key, value
 
 
-def visible_keys(num_queries: int, seq_len: int, window: int | None) -> Tensor:
+def visible_keys(num_queries: int, seq_len: int, window: int | None, device: torch.device | None = None) -> Tensor:
     """Which keys the last num_queries positions of a sequence see: bool [num_queries, seq_len]."""
-    query_positions = torch.arange(seq_len - num_queries, seq_len)[:, None]
-    key_positions = torch.arange(seq_len)[None, :]
+    query_positions = torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
+    key_positions = torch.arange(seq_len, device=device)[None, :]
     visible = key_positions <= query_positions
     if window is not None:
         visible &= key_positions > query_positions - window

@@ -45,7 +45,8 @@ class TorchBackend:
             scores = torch.einsum("qhgd,khd->hgqk", grouped, keys.float()) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            scores = scores.masked_fill(~visible_keys(num_queries, keys.shape[0], window), float("-inf"))
+            visible = visible_keys(num_queries, keys.shape[0], window, query.device)
+            scores = scores.masked_fill(~visible, float("-inf"))
             if sinks is not None:
                 column = sinks.float().view(num_kv_heads, -1, 1, 1).expand(-1, -1, num_queries, 1)
                 scores = torch.cat([scores, column], dim=3)

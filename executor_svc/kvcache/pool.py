@@ -18,6 +18,7 @@ import torch
 from common.errors import StartupError
 from common.ids import BlockId
 from executor_svc.kernels.batch import LayerCache
+from executor_svc.kernels.layout import KEYS_AS_COLUMNS, KvLayout
 
 PART_ALIGNMENT = 64
 BLOCK_ALIGNMENT = 4096
@@ -49,6 +50,35 @@ def block_bytes(layers: Sequence[KvShape], block_size: int, dtype: torch.dtype) 
     return _part_offsets(layers, block_size, dtype)[-1]
 
 
+def layer_views(
+    storage: torch.Tensor, layers: Sequence[KvShape], num_blocks: int, block_size: int, layout: KvLayout
+) -> list[LayerCache]:
+    """What each layer sees of a pool.
+
+    Args:
+        storage: all blocks one after the other, flat, the dtype of the cache.
+        layers: their number of heads and head sizes may all differ.
+        num_blocks: of the pool.
+        block_size: tokens per block.
+        layout: of a layer's part.
+    """
+    offsets = _part_offsets(layers, block_size, storage.dtype)
+    shapes = [
+        shape
+        for spec in layers
+        for shape in (
+            layout.key_shape(spec.num_kv_heads, spec.head_dim_k, block_size),
+            layout.value_shape(spec.num_kv_heads, spec.head_dim_v, block_size),
+        )
+    ]
+    itemsize = storage.itemsize
+    parts = [
+        storage.as_strided((num_blocks, *shape), (offsets[-1] // itemsize, shape[1] * shape[2], shape[2], 1), offset // itemsize)
+        for shape, offset in zip(shapes, offsets[:-1], strict=True)
+    ]
+    return [LayerCache(key, value) for key, value in zip(parts[::2], parts[1::2], strict=True)]
+
+
 class KvPool:
     """KV of num_blocks blocks on the CPU. All bytes are zero at the start, and their memory is taken at once.
 
@@ -59,7 +89,14 @@ class KvPool:
         num_bytes: of the whole pool.
     """
 
-    def __init__(self, layers: Sequence[KvShape], num_blocks: int, block_size: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        layers: Sequence[KvShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        layout: KvLayout = KEYS_AS_COLUMNS,
+    ):
         """Allocates.
 
         Args:
@@ -67,6 +104,7 @@ class KvPool:
             num_blocks: at least one.
             block_size: tokens per block.
             dtype: of keys and values.
+            layout: of a layer's part of a block.
 
         Raises:
             StartupError: the memory is not there.
@@ -74,8 +112,7 @@ class KvPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        offsets = _part_offsets(layers, block_size, dtype)
-        self.block_bytes = offsets[-1]
+        self.block_bytes = block_bytes(layers, block_size, dtype)
         self.num_bytes = num_blocks * self.block_bytes
         try:
             self._memory = mmap.mmap(-1, self.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -88,19 +125,35 @@ class KvPool:
         assert self._blocks.ctypes.data % BLOCK_ALIGNMENT == 0, "the pool does not start at a page"
         self._take_memory()
         storage = torch.from_numpy(self._blocks.reshape(-1)).view(dtype)
-        self.layer_caches = [
-            LayerCache(
-                key=_part(storage, self, offsets[2 * i], (spec.num_kv_heads, spec.head_dim_k, block_size)),
-                value=_part(storage, self, offsets[2 * i + 1], (spec.num_kv_heads, block_size, spec.head_dim_v)),
-            )
-            for i, spec in enumerate(layers)
-        ]
+        self.layer_caches = layer_views(storage, layers, num_blocks, block_size, layout)
 
     def block_view(self, block_id: BlockId) -> memoryview:
         """The bytes of one block, writable, block_bytes long."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"block {block_id}: the pool has {self.num_blocks}")
         return memoryview(self._memory)[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
+
+    @property
+    def blocks_at_once(self) -> int:
+        """As BlockMemory of executor_svc/transfer.py: the pool is host memory, so a transfer takes all its blocks at once."""
+        return self.num_blocks
+
+    def mark(self) -> None:
+        """As BlockMemory: a step is over when the call that ran it returns."""
+
+    def read(self, block_ids: Sequence[BlockId], after: object) -> Sequence[memoryview]:
+        """As BlockMemory: the blocks themselves."""
+        return [self.block_view(block_id) for block_id in block_ids]
+
+    def buffers(self, block_ids: Sequence[BlockId]) -> Sequence[memoryview]:
+        """As BlockMemory: the blocks themselves."""
+        return [self.block_view(block_id) for block_id in block_ids]
+
+    def write(self, block_ids: Sequence[BlockId], after: object) -> None:
+        """As BlockMemory: what was written to the buffers is in the pool."""
+
+    def finish(self) -> None:
+        """As BlockMemory: nothing is under way."""
 
     def copy_blocks(self, pairs: Iterable[tuple[BlockId, BlockId]]) -> None:
         """Copies whole blocks, (source, destination), one after the other."""
@@ -141,13 +194,6 @@ def _part_offsets(layers: Sequence[KvShape], block_size: int, dtype: torch.dtype
             offsets.append(end)
             end += _round_up(spec.num_kv_heads * head_dim * block_size * dtype.itemsize, PART_ALIGNMENT)
     return [*offsets, _round_up(end, BLOCK_ALIGNMENT)]
-
-
-def _part(storage: torch.Tensor, pool: KvPool, offset_bytes: int, shape: tuple[int, int, int]) -> torch.Tensor:
-    """View [num_blocks, *shape] of the part that starts at offset_bytes of every block."""
-    itemsize = pool.dtype.itemsize
-    strides = (pool.block_bytes // itemsize, shape[1] * shape[2], shape[2], 1)
-    return storage.as_strided((pool.num_blocks, *shape), strides, offset_bytes // itemsize)
 
 
 def _round_up(value: int, multiple: int) -> int:

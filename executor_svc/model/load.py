@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import blake3
 import torch
@@ -24,7 +24,6 @@ from executor_svc.model.forward_context import ForwardContext, use
 from executor_svc.model.layer_spec import LayerSpec
 from executor_svc.model.quantize import quantize_model
 from executor_svc.model.random_weights import build_random
-from executor_svc.model.rewrite import rewrite_model
 from executor_svc.model.rotary import make_rotary_per_sequence
 from executor_svc.model.temperature import switch_off_temperature
 from executor_svc.model.weight_files import check_weight_files, weight_files
@@ -33,6 +32,23 @@ log = logging.getLogger(__name__)
 
 Quantization = Literal["none", "int8"]
 LoadFormat = Literal["auto", "random"]
+ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+class Rewrites(Protocol):
+    """The rewrites of a kind of device: a module tree becomes faster, in place, and computes the same."""
+
+    def __call__(self, model: nn.Module, *, quantization: Quantization = "none") -> object:
+        """Rewrites; returns a report whose text is for people."""
+        ...
+
+
+def cpu_rewrites(model: nn.Module, *, quantization: Quantization = "none") -> object:
+    """The rewrites of a CPU."""
+    from executor_svc.model.rewrite import rewrite_model  # brings a compiler along, which a GPU has no use for
+
+    return rewrite_model(model, quantization=quantization)
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,10 @@ class LoadedModel:
         Returns:
             float32 [num_samples, vocab_size].
         """
+        return self.forward(context, input_ids, position_ids, sample_indices).float()
+
+    def forward(self, context: ForwardContext, input_ids: Tensor, position_ids: Tensor, sample_indices: Tensor) -> Tensor:
+        """As compute_logits, in the dtype in which the model computes them."""
         with use(context):
             out = self.module(
                 input_ids=input_ids[None],
@@ -85,29 +105,34 @@ class LoadedModel:
                 logits_to_keep=sample_indices,
             )
         logits: Tensor = out.logits[0]
-        return logits.float()
+        return logits
 
 
 def load_model(
     folder: Path,
     *,
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    dtype: ModelDtype = "auto",
     quantization: Quantization = "none",
     load_format: LoadFormat = "auto",
     seed: int = 0,
     backend: Backend,
     max_model_len: int | None = None,
+    device: torch.device | None = None,
+    rewrites: Rewrites = cpu_rewrites,
 ) -> LoadedModel:
     """Loads a prepared folder and checks that the model can be served.
 
     Args:
         folder: of prepare_model: config.json, and *.safetensors unless load_format is "random".
-        dtype: "auto" is float32, which every CPU computes at full speed.
+        dtype: "auto" is float32 on a CPU, which every CPU computes at full speed; on a GPU the config's own if that has 16
+            bits, else bfloat16.
         quantization: "int8" stores the weights of linear layers as int8.
         load_format: "random" ignores weight files and draws weights from the seed.
         seed: of random weights.
         backend: that will serve the model.
         max_model_len: longest sequence to serve; None: what the model allows.
+        device: where the model lives; None: the CPU.
+        rewrites: of that device.
 
     Raises:
         StartupError: files are missing or damaged, or max_model_len is more than the model's.
@@ -115,21 +140,22 @@ def load_model(
     """
     clock = _Phases()
     is_quantized = quantization == "int8"
-    torch_dtype = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    device = device or torch.device("cpu")
     config = _load_config(folder)
+    torch_dtype = _torch_dtype(dtype, config, device)
     length = _model_len(config, max_model_len)
     gates.check_config(config, length)
     num_layers = int(config.get_text_config().num_hidden_layers)
     with torch.inference_mode(False), torch.no_grad():
         if load_format == "random":
             with clock.phase("random_weights"):
-                module = _build_random(folder, config, torch_dtype, seed)
-                digest = blake3.blake3(json.dumps(config.to_dict(), sort_keys=True, default=str).encode() + b"%d" % seed).digest()
+                module = _build_random(folder, config, torch_dtype, seed, device)
+                digest = _digest_of_random(config, seed, device)
         else:
             with clock.phase("read_weights"):
                 check_weight_files(folder)
                 digest = _digest(folder)
-                module = _from_pretrained(folder, config, torch_dtype)
+                module = _from_pretrained(folder, config, torch_dtype, device)
         module.eval().requires_grad_(False)
         has_length_dependent_rope = make_rotary_per_sequence(module) > 0
         vocab_size = _vocab_size(module, config)
@@ -140,7 +166,7 @@ def load_model(
             if is_quantized:  # what is left to compare after quantisation is too coarse
                 self_check.check_paged(module, backend, specs, expected, torch_dtype)
         with clock.phase("rewrite"):
-            report = rewrite_model(module, quantization=quantization)
+            report = rewrites(module, quantization=quantization)
             num_left = quantize_model(module) if is_quantized else 0
         with clock.phase("self_check_rewritten"):
             self_check.check_paged(module, backend, specs, expected, torch_dtype, is_quantized=is_quantized)
@@ -205,17 +231,28 @@ def _model_len(config: Any, asked: int | None) -> int:
     return asked
 
 
-def _build_random(folder: Path, config: Any, dtype: torch.dtype, seed: int) -> nn.Module:
+def _torch_dtype(asked: ModelDtype, config: Any, device: torch.device) -> torch.dtype:
+    if asked != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[asked]
+    if device.type == "cpu":
+        return torch.float32
+    own = getattr(config.get_text_config(), "dtype", None)
+    return own if own in _SIXTEEN_BITS else torch.bfloat16
+
+
+def _build_random(folder: Path, config: Any, dtype: torch.dtype, seed: int, device: torch.device) -> nn.Module:
     try:
-        return build_random(config, dtype, seed)
+        return build_random(config, dtype, seed, device)
     except Exception as error:
         raise ModelRefused(
             f"{folder / 'config.json'}: transformers cannot build a causal language model of it: {error}"
         ) from error
 
 
-def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> nn.Module:
+def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """The folder's model; every weight that the model has must be in the files."""
+    # With a device map, transformers copies from the mapped files straight to the device, tensor by tensor.
+    placement = {} if device.type == "cpu" else {"device_map": {"": device}}
     had_bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -226,6 +263,7 @@ def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> nn.Module
             local_files_only=True,
             attn_implementation="eager",
             output_loading_info=True,
+            **placement,
         )
     except Exception as error:
         raise ModelRefused(f"{folder}: transformers cannot load it as a causal language model: {error}") from error
@@ -237,6 +275,12 @@ def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> nn.Module
         raise StartupError(f"model folder {folder} lacks {len(missing)} of the model's weights, first {missing[0]}")
     loaded: nn.Module = module
     return loaded
+
+
+def _digest_of_random(config: Any, seed: int, device: torch.device) -> bytes:
+    """Of everything that decides random weights: each kind of device draws its own."""
+    text = json.dumps(config.to_dict(), sort_keys=True, default=str).encode() + b"%d" % seed
+    return blake3.blake3(text if device.type == "cpu" else text + device.type.encode()).digest()
 
 
 def _digest(folder: Path) -> bytes:

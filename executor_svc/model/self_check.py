@@ -4,6 +4,7 @@ Unsupported families fail silently: attention that is never called, masks that a
 model is tried at load: a few tokens of two sequences as packed chunks and decodes, against the model's own eager forward.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from common.errors import ModelRefused
 from executor_svc.kernels.backend import Backend
 from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.layout import layout_of
 from executor_svc.model.attention import ATTENTION_NAME, register_attention
 from executor_svc.model.forward_context import AttentionCall, ForwardContext, use
 from executor_svc.model.layer_spec import LayerSpec
@@ -98,7 +100,10 @@ def eager_logits(module: nn.Module, vocab_size: int, max_model_len: int, seed: i
     family = _family(module)
     _set_attention(module, "eager")
     generator = torch.Generator().manual_seed(seed)
-    token_ids = [torch.randint(0, vocab_size, (min(length, max_model_len),), generator=generator) for length in SEQUENCE_LENS]
+    device = _device(module)
+    token_ids = [
+        torch.randint(0, vocab_size, (min(length, max_model_len),), generator=generator).to(device) for length in SEQUENCE_LENS
+    ]
     try:
         logits = [module(input_ids=ids[None], use_cache=False).logits[0].float() for ids in token_ids]
     except Exception as error:
@@ -129,8 +134,9 @@ def trace_layers(module: nn.Module, backend: Backend, num_layers: int) -> tuple[
         _set_attention(module, ATTENTION_NAME)
     except Exception as error:
         raise ModelRefused(f"{family} does not use transformers' attention interface: {_short(error)}") from error
-    ids = torch.arange(4)
-    trace = _Trace(packed_batch([(0, 0, 4)], [[0]], block_size=BLOCK_SIZE), backend)
+    device = _device(module)
+    ids = torch.arange(4, device=device)
+    trace = _Trace(packed_batch([(0, 0, 4)], [[0]], block_size=BLOCK_SIZE, device=device), backend)
     try:
         with use(trace):
             module(input_ids=ids[None], position_ids=ids[None], use_cache=False)
@@ -186,11 +192,13 @@ def paged_differences(
 ) -> Tensor:
     """Largest difference at each position, relative to the largest logit of all. Float32 [number of positions]."""
     family = _family(module)
+    device = _device(module)
+    layout = layout_of(backend.kv_layout_version)
     block_tables = [[5, 2], [4]]
     caches = {
         spec.layer_idx: LayerCache(
-            key=torch.zeros(6, spec.num_kv_heads, spec.head_dim_k, BLOCK_SIZE, dtype=dtype),
-            value=torch.zeros(6, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim_v, dtype=dtype),
+            key=torch.zeros(6, *layout.key_shape(spec.num_kv_heads, spec.head_dim_k, BLOCK_SIZE), dtype=dtype, device=device),
+            value=torch.zeros(6, *layout.value_shape(spec.num_kv_heads, spec.head_dim_v, BLOCK_SIZE), dtype=dtype, device=device),
         )
         for spec in layer_specs
     }
@@ -198,11 +206,11 @@ def paged_differences(
     lens = [len(ids) for ids in expected.token_ids]
     differences: list[Tensor] = []
     for parts in _steps(lens):
-        batch = packed_batch(parts, block_tables, block_size=BLOCK_SIZE)
-        rope_lens = torch.tensor([lens[seq] for seq, _, _ in parts], dtype=torch.int32)
+        batch = packed_batch(parts, block_tables, block_size=BLOCK_SIZE, device=device)
+        rope_lens = torch.tensor([lens[seq] for seq, _, _ in parts], dtype=torch.int32, device=device)
         context = _Counting(batch, backend, caches, rope_lens)
         input_ids = torch.cat([expected.token_ids[seq][start:end] for seq, start, end in parts])
-        position_ids = torch.cat([torch.arange(start, end) for _, start, end in parts])
+        position_ids = torch.cat([torch.arange(start, end, device=device) for _, start, end in parts])
         try:
             with use(context):
                 logits = module(input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False).logits[0]
@@ -235,7 +243,11 @@ def _steps(lens: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
 
 
 def packed_batch(
-    parts: Sequence[tuple[int, int, int]], block_tables: Sequence[Sequence[int]], *, block_size: int
+    parts: Sequence[tuple[int, int, int]],
+    block_tables: Sequence[Sequence[int]],
+    *,
+    block_size: int,
+    device: torch.device | None = None,
 ) -> AttentionBatch:
     """A packed batch of tokens of several sequences.
 
@@ -243,6 +255,7 @@ def packed_batch(
         parts: (sequence, start, end) for the tokens [start, end) of a sequence; those of one token come first.
         block_tables: block ids of each sequence.
         block_size: tokens per block.
+        device: of the tensors; None: the CPU.
     """
     slots = [
         block_tables[seq][position // block_size] * block_size + position % block_size
@@ -254,10 +267,10 @@ def packed_batch(
     tables = [[*block_tables[seq], *[0] * (width - len(block_tables[seq]))] for seq, _, _ in parts]
     num_decodes = next((i for i, length in enumerate(lens) if length != 1), len(lens))
     return AttentionBatch(
-        slot_mapping=torch.tensor(slots, dtype=torch.int64),
-        block_tables=torch.tensor(tables, dtype=torch.int32),
-        cu_seqlens_q=torch.tensor([0, *lens], dtype=torch.int32).cumsum(0, dtype=torch.int32),
-        seq_lens=torch.tensor([end for _, _, end in parts], dtype=torch.int32),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        block_tables=torch.tensor(tables, dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor([0, *lens], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device),
+        seq_lens=torch.tensor([end for _, _, end in parts], dtype=torch.int32, device=device),
         num_decodes=num_decodes,
         max_seqlen_q=max(lens),
         max_seqlen_k=max(end for _, _, end in parts),
@@ -292,6 +305,11 @@ def _set_attention(module: nn.Module, name: str) -> None:
     """Switches the attention implementation of a transformers model."""
     model: Any = module
     model.set_attn_implementation(name)
+
+
+def _device(module: nn.Module) -> torch.device:
+    """Where the model lives."""
+    return next(itertools.chain(module.parameters(), module.buffers())).device
 
 
 def _family(module: nn.Module) -> str:

@@ -1,0 +1,200 @@
+"""One NVIDIA GPU as a device: its kernels, the division of its memory, decode graphs. Knows the order in which they are made."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from common.errors import StartupError
+from common.ids import BlockId, SeqId
+from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
+from executor_svc.core.sampling import SamplingParams
+from executor_svc.cuda.graphs import DecodeGraphs
+from executor_svc.cuda.memory import MemoryPlan
+from executor_svc.cuda.runner import CudaRunner
+from executor_svc.cuda.sampler import draw_on_host
+from executor_svc.cuda.staging import StagedBlocks
+from executor_svc.cuda.stream import CudaStream
+from executor_svc.device import Phases, Started, run_steps, warm_up
+from executor_svc.kernels.backend import Backend
+from executor_svc.kernels.layout import layout_of
+from executor_svc.kernels.torch_backend import TorchBackend
+from executor_svc.kvcache.cuda_pool import CudaKvPool
+from executor_svc.kvcache.pool import block_bytes
+from executor_svc.model.load import LoadedModel, Quantization
+from executor_svc.settings import ExecutorSettings
+
+log = logging.getLogger(__name__)
+DEFAULT_BATCHED_TOKENS = 8192
+_GRAPH_OVERHEAD_BYTES = 1 << 30
+"""What graphs take beside the activations of the largest: their launches, and memory that is cut up between sizes."""
+
+
+class CudaDevice:
+    """See executor_svc.device.Device."""
+
+    def __init__(self, settings: ExecutorSettings):
+        if settings.quantization != "none":
+            raise StartupError(f"quantization: {settings.quantization} is for CPUs; use --device cpu or --quantization none")
+        if settings.backend == "cpu":
+            raise StartupError("backend: cpu does not run on a GPU; use --device cpu or another backend")
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.backend = _backend(settings)
+        self.rewrites = _rewrites
+        self._settings = settings
+
+    def start(self, model: LoadedModel, phases: Phases, progress: Callable[[str], None]) -> Started:
+        """See Device."""
+        settings = self._settings
+        stream = CudaStream(self.torch_device)
+        bytes_per_block = block_bytes(model.layer_specs, settings.block_size, model.dtype)
+        with phases.timed("dry_run"):
+            memory = self._dry_run(model, stream)
+        with phases.timed("kv_pool"):
+            num_blocks = memory.num_blocks(
+                bytes_per_block,
+                settings.gpu_memory_utilization,
+                asked_blocks=settings.num_blocks,
+                asked_bytes=settings.kv_memory_bytes,
+            )
+            pool = self._pool(model, num_blocks)
+        limits = self._limits(model, num_blocks)
+        runner = self._runner(model, pool, limits, stream)
+        with phases.timed("warm_up"):
+            warm_up(runner, limits)
+        reserved = torch.cuda.memory_reserved(self.torch_device)
+        if self._captures:
+            with phases.timed("graphs"):
+                self._capture(runner, model, limits, stream, progress)
+        graph_bytes = torch.cuda.memory_reserved(self.torch_device) - reserved
+        description = torch.cuda.get_device_name(self.torch_device)
+        progress(
+            f"{description}: {memory.total >> 20:,} MiB; weights and others {memory.used >> 20:,}, scratch of a step up to "
+            f"{memory.scratch >> 20:,}, graphs {graph_bytes >> 20:,} of {memory.graphs >> 20:,} set aside, KV pool "
+            f"{pool.num_bytes >> 20:,}"
+        )
+        return Started(
+            runner=runner,
+            pool=pool,
+            blocks=StagedBlocks(pool, stream),
+            limits=limits,
+            memory_bytes={"kv_pool": pool.num_bytes, "scratch": memory.scratch, "graphs": graph_bytes},
+            description=description,
+        )
+
+    @property
+    def _captures(self) -> bool:
+        """Whether decode steps become graphs: the torch backend reads numbers on the host, so its steps cannot."""
+        return self._settings.cuda_graphs and not isinstance(self.backend, TorchBackend)
+
+    def _limits(self, model: LoadedModel, num_blocks: int) -> BatchLimits:
+        return BatchLimits(
+            num_blocks=num_blocks,
+            block_size=self._settings.block_size,
+            max_num_seqs=self._settings.max_num_seqs,
+            max_num_batched_tokens=self._settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+        )
+
+    def _pool(self, model: LoadedModel, num_blocks: int) -> CudaKvPool:
+        layout = layout_of(self.backend.kv_layout_version)
+        return CudaKvPool(model.layer_specs, num_blocks, self._settings.block_size, model.dtype, layout, self.torch_device)
+
+    def _runner(self, model: LoadedModel, pool: CudaKvPool, limits: BatchLimits, stream: CudaStream) -> CudaRunner:
+        layer_indices = [spec.layer_idx for spec in model.layer_specs]
+        return CudaRunner(model, pool, layer_indices, backend=self.backend, draw=draw_on_host, limits=limits, stream=stream)
+
+    def _capture(
+        self,
+        runner: CudaRunner,
+        model: LoadedModel,
+        limits: BatchLimits,
+        stream: CudaStream,
+        progress: Callable[[str], None],
+    ) -> None:
+        """Gives the runner graphs, if the model can be captured; some models read numbers on the host as they go."""
+        graphs = DecodeGraphs(
+            model.forward,
+            self.backend,
+            runner.layer_caches,
+            limits,
+            runner.last_tokens,
+            stream=stream,
+            uploads=runner.uploads,
+        )
+        try:
+            graphs.capture(progress)
+        except Exception as error:
+            log.warning("decode steps run without CUDA graphs: %s", error)
+            progress(f"decode steps run without CUDA graphs: {str(error).splitlines()[0] if str(error) else error!r}")
+            return
+        runner.graphs = graphs
+
+    def _dry_run(self, model: LoadedModel, stream: CudaStream) -> MemoryPlan:
+        """Runs the largest steps over a small pool to see what they take."""
+        device = self.torch_device
+        limits = self._limits(model, num_blocks=0)
+        chunk_lens = _largest_prefill(limits)
+        num_blocks = sum(-(-length // limits.block_size) + 1 for length in chunk_lens) + 1
+        limits = self._limits(model, max(num_blocks, limits.max_num_seqs + 1))
+        pool = self._pool(model, limits.num_blocks)
+        runner = self._runner(model, pool, limits, stream)
+        decode_bytes = self._peak(runner, _full_batch(limits))
+        reads_long_contexts = not isinstance(self.backend, TorchBackend)  # which would hold every score in memory
+        prefill_bytes = self._peak(runner, _full_prefill(limits, chunk_lens, reads_long_contexts))
+        runner.close()
+        del runner, pool
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        graphs = decode_bytes + _GRAPH_OVERHEAD_BYTES if self._captures else 0
+        return MemoryPlan(total=total, used=total - free, scratch=max(decode_bytes, prefill_bytes), graphs=graphs)
+
+    def _peak(self, runner: CudaRunner, step: StepPlan[SamplingParams]) -> int:
+        """Most memory that a step takes beside what is taken before it, bytes."""
+        torch.cuda.synchronize(self.torch_device)
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        run_steps(runner, [step])
+        return max(0, torch.cuda.max_memory_reserved(self.torch_device) - before)
+
+
+def _backend(settings: ExecutorSettings) -> Backend:
+    return TorchBackend()
+
+
+def _rewrites(model: torch.nn.Module, *, quantization: Quantization = "none") -> object:
+    return "nothing rewritten"
+
+
+def _largest_prefill(limits: BatchLimits) -> list[int]:
+    """Lengths of chunks that fill a step's tokens, as few as there can be."""
+    longest = min(limits.max_num_batched_tokens, limits.max_model_len)
+    count = min(limits.max_num_batched_tokens // longest, limits.max_num_seqs)
+    return [longest] * count
+
+
+def _full_prefill(limits: BatchLimits, chunk_lens: list[int], with_context: bool) -> StepPlan[SamplingParams]:
+    """A step of those chunks, each behind as long a context as the model allows; contexts share one block."""
+    news, chunks, first_free = [], [], 1
+    for number, length in enumerate(chunk_lens, start=1):
+        num_blocks_before = (limits.max_model_len - length) // limits.block_size if with_context else 0
+        num_computed = num_blocks_before * limits.block_size
+        num_own = -(-length // limits.block_size)
+        block_ids = [BlockId(0)] * num_blocks_before + [BlockId(first_free + i) for i in range(num_own)]
+        first_free += num_own
+        num_tokens = num_computed + length
+        sampling = SamplingParams(temperature=0.0)
+        news.append(NewSequence(SeqId(number), [1] * num_tokens, num_tokens, num_computed, block_ids, sampling))
+        chunks.append(Chunk(SeqId(number), length))
+    return StepPlan(step_id=1, new_sequences=news, chunks=chunks)
+
+
+def _full_batch(limits: BatchLimits) -> StepPlan[SamplingParams]:
+    """As many sequences as there may be, each drawing a token from all that there are, with log probabilities."""
+    count = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    sampling = SamplingParams(temperature=1.0, num_logprobs=1)
+    news = [NewSequence(SeqId(i), [1], 1, 0, [BlockId(i)], sampling) for i in range(1, count + 1)]
+    return StepPlan(step_id=1, new_sequences=news, chunks=[Chunk(SeqId(i), 1) for i in range(1, count + 1)])

@@ -1,0 +1,286 @@
+"""Steps on a GPU, queued ahead of their results. Knows the batch, the pool, the model and the stream; no wire, no store.
+
+The host knows every number of a step except the tokens that are still being sampled: those stay on the device, by row, and the
+next step reads them there. So a step is queued as soon as its plan is here, and nothing waits for it but the result thread.
+
+    plan -> BatchState -> packed numbers -> one copy -> decode graph or forward pass -> tokens -> last_tokens (device)
+                                                                                        └────> pinned copy -> ResultThread
+"""
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from common.ids import BlockId
+from executor_svc.core.batch import BatchState, PackedStep, ScheduledChunk
+from executor_svc.core.plan import BatchLimits, SequenceFailure, StepPlan
+from executor_svc.core.sampling import SamplingParams, SamplingRow
+from executor_svc.cuda.graphs import DecodeGraphs, DecodeRows, read_last_tokens
+from executor_svc.cuda.results import Drawn, HostLogprobs, PendingStep, ResultThread
+from executor_svc.cuda.rows import RowTable
+from executor_svc.cuda.sampler import NO_TOKEN, DeviceLogprobs, Draw, greedy_tokens, sample_tokens
+from executor_svc.cuda.stream import DeviceStream
+from executor_svc.cuda.upload import Uploads
+from executor_svc.kernels.backend import Backend
+from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.model.forward_context import ForwardContext
+from executor_svc.runner import StepOutcome, StepReport
+
+log = logging.getLogger(__name__)
+Chunk = ScheduledChunk[SamplingParams]
+
+
+class DeviceModel(Protocol):
+    """The model as this runner sees it; see executor_svc.model.load.LoadedModel."""
+
+    def forward(self, context: ForwardContext, input_ids: Tensor, position_ids: Tensor, sample_indices: Tensor) -> Tensor:
+        """One forward pass over the packed batch: [num_samples, vocab_size] in the model's dtype."""
+        ...
+
+
+class DevicePool(Protocol):
+    """The pool as this runner sees it."""
+
+    num_blocks: int
+    block_size: int
+    layer_caches: list[LayerCache]
+
+    def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Queues copies of whole blocks, (source, destination), one after the other."""
+        ...
+
+
+class CudaRunner:
+    """Runs the steps of one session after the other over one model and one pool. Plans come from one thread."""
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        pool: DevicePool,
+        layer_indices: Sequence[int],
+        *,
+        backend: Backend,
+        draw: Draw,
+        limits: BatchLimits,
+        stream: DeviceStream,
+    ):
+        """A runner without sequences and without graphs.
+
+        Args:
+            model: computes logits through the pool.
+            pool: KV of all layers.
+            layer_indices: the model's layer number of each of pool.layer_caches.
+            backend: attention of the model's layers.
+            draw: for rows that are not greedy.
+            limits: what a plan may ask for.
+            stream: that all work is queued on.
+        """
+        self.batch: BatchState[SamplingParams] = BatchState(limits)
+        self.model = model
+        self.graphs: DecodeGraphs | None = None
+        self.layer_caches = dict(zip(layer_indices, pool.layer_caches, strict=True))
+        self.last_tokens = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int64, device=stream.device)
+        self.uploads = Uploads(stream)
+        self._pool = pool
+        self._backend = backend
+        self._draw = draw
+        self._stream = stream
+        self._rows = RowTable(limits.max_num_seqs)
+        self._results = ResultThread()
+        self._under_way: deque[PendingStep] = deque()
+
+    def reset(self) -> None:
+        """See StepRunner."""
+        self._results.drain()
+        self._under_way.clear()
+        self.batch.clear()
+
+    def close(self) -> None:
+        """Ends the result thread after the steps that are under way."""
+        self.reset()
+        self._results.stop()
+
+    def execute(self, plan: StepPlan[SamplingParams], *, began_at: float | None = None) -> StepOutcome:
+        """See StepRunner."""
+        found: queue.SimpleQueue[StepOutcome | Exception] = queue.SimpleQueue()
+        self.submit(plan, found.put, arrived_at=time.monotonic() if began_at is None else began_at)
+        outcome = found.get()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def submit(self, plan: StepPlan[SamplingParams], report: StepReport, *, arrived_at: float) -> None:
+        """See StepRunner."""
+        self._take_in_results(wait=False)
+        chunks, failures = self.batch.apply(plan)
+        for new in plan.new_sequences:
+            sequence = self.batch.sequence(new.seq_id)
+            if sequence is not None:
+                self._rows.set(sequence.row, new.sampling, num_given=len(new.token_ids), num_prompt=new.num_prompt_tokens)
+        if self._rows.need_history(np.array([chunk.sequence.row for chunk in chunks], np.int64)):
+            self._take_in_results(wait=True)
+            chunks = [chunk for chunk in chunks if self.batch.is_alive(chunk.sequence)]
+        drawn: list[Drawn] = []
+        with self._stream.use(), torch.inference_mode():
+            self._pool.copy_blocks(plan.block_copies)
+            if chunks:
+                drawn, failed = self._compute(chunks)
+                failures += failed
+            mark = self._stream.mark()
+        self.uploads.guard(mark)
+        pending = PendingStep(
+            step_id=plan.step_id,
+            order=[chunk.seq_id for chunk in plan.chunks],
+            drawn=drawn,
+            failures=failures,
+            num_tokens=sum(chunk.stop - chunk.start for chunk in chunks),
+            mark=mark,
+            arrived_at=arrived_at,
+            launched_at=time.monotonic(),
+            report=report,
+        )
+        self._under_way.append(pending)
+        self._results.add(pending)
+
+    def _take_in_results(self, *, wait: bool) -> None:
+        """Tells the batch what finished steps sampled; wait: all steps."""
+        while self._under_way and (wait or self._under_way[0].mark.is_over()):
+            pending = self._under_way.popleft()
+            pending.mark.wait()
+            for drawn, token_ids in zip(pending.drawn, pending.read(), strict=True):
+                for sequence, index, token_id in zip(drawn.sequences, drawn.indices, token_ids, strict=True):
+                    if token_id != NO_TOKEN:
+                        self.batch.learn(sequence, index, token_id)
+                    elif self.batch.is_alive(sequence):
+                        self.batch.fail(sequence.seq_id, "")  # the result thread says why
+
+    def _compute(self, chunks: Sequence[Chunk]) -> tuple[list[Drawn], list[SequenceFailure]]:
+        """Queues one forward pass for all, or one for each if that raises."""
+        try:
+            return [self._launch(chunks)], []
+        except Exception:
+            self._stream.check()  # raises if the device itself is lost
+            log.exception("the forward pass of %d sequences failed; computing each by itself", len(chunks))
+        drawn, failures = [], []
+        for chunk in chunks:
+            try:
+                drawn.append(self._launch([chunk]))
+            except Exception as error:
+                self._stream.check()
+                text = str(error).splitlines()[0][:200] if str(error) else ""
+                message = f"the forward pass failed: {type(error).__name__}: {text}"
+                failures.append(self.batch.fail(chunk.sequence.seq_id, message))
+        return drawn, failures
+
+    def _launch(self, chunks: Sequence[Chunk]) -> Drawn:
+        """Queues the work of chunks, from their numbers to the copy of their tokens."""
+        packed = self.batch.pack(chunks)
+        rows = np.fromiter((chunk.sequence.row for chunk in packed.chunks), np.int64, len(packed.chunks))
+        input_ids = self._input_ids(packed, rows)
+        num_sampled = len(packed.sampled_chunks)
+        is_decode = packed.num_decodes == len(chunks) == num_sampled
+        replayed = self._replay(packed, rows, input_ids) if is_decode and self.graphs is not None else None
+        if replayed is not None:
+            logits, tokens = replayed
+            sampled_rows = None
+        else:
+            logits, sampled_rows = self._forward(packed, rows, input_ids)
+            tokens = greedy_tokens(logits) if num_sampled else logits.new_zeros(0, dtype=torch.int64)
+        logprobs = None
+        host_rows = rows if is_decode else np.array([chunk.sequence.row for chunk in packed.sampled_chunks], np.int64)
+        is_plain = self._rows.are_plain(host_rows)
+        if num_sampled and not is_plain:
+            tokens, logprobs = self._sample(logits, packed.sampled_chunks, host_rows)
+        if num_sampled and (replayed is None or not is_plain):
+            if sampled_rows is None:
+                (sampled_rows,) = self.uploads.send([host_rows])
+            self.last_tokens[sampled_rows] = tokens.clamp(min=0)
+        host_tokens = self._stream.download(tokens)
+        indices = [chunk.stop for chunk in packed.sampled_chunks]
+        for chunk in chunks:
+            self.batch.advance(chunk)
+        for chunk in packed.sampled_chunks:
+            self.batch.append_unknown(chunk.sequence.seq_id)
+        return Drawn([chunk.sequence for chunk in packed.sampled_chunks], indices, host_tokens, logprobs)
+
+    def _input_ids(self, packed: PackedStep[SamplingParams], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Token ids, with -row - 1 for those that were sampled here; only single tokens can be such."""
+        input_ids = packed.input_ids
+        num = packed.num_decodes
+        was_sampled = packed.positions[:num] >= self._rows.num_given[rows[:num]]
+        input_ids[:num][was_sampled] = -1 - rows[:num][was_sampled]
+        return input_ids
+
+    def _replay(
+        self, packed: PackedStep[SamplingParams], rows: npt.NDArray[np.int64], input_ids: npt.NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor] | None:
+        assert self.graphs is not None
+        return self.graphs.run(
+            DecodeRows(input_ids, packed.positions, packed.slot_mapping, rows, packed.seq_lens, packed.block_tables)
+        )
+
+    def _forward(
+        self, packed: PackedStep[SamplingParams], rows: npt.NDArray[np.int64], input_ids: npt.NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [num_sampled, vocab_size] and the rows int64 [num_sampled] that they belong to, on the device."""
+        sampled_rows = np.array([chunk.sequence.row for chunk in packed.sampled_chunks], np.int64)
+        ids, positions, slots, sample_indices, device_rows, cu_seqlens, seq_lens, known_lens, tables = self.uploads.send(
+            [
+                input_ids,
+                packed.positions,
+                packed.slot_mapping,
+                packed.sample_indices,
+                sampled_rows,
+                packed.cu_seqlens_q,
+                packed.seq_lens,
+                packed.known_lens,
+                packed.block_tables,
+            ]
+        )
+        lengths = [chunk.stop - chunk.start for chunk in packed.chunks]
+        attention = AttentionBatch(
+            slot_mapping=slots,
+            block_tables=tables,
+            cu_seqlens_q=cu_seqlens,
+            seq_lens=seq_lens,
+            num_decodes=packed.num_decodes,
+            max_seqlen_q=max(lengths),
+            max_seqlen_k=int(packed.seq_lens.max()),
+            block_size=self._pool.block_size,
+        )
+        context = ForwardContext(attention, self._backend, self.layer_caches, known_lens)
+        ids = read_last_tokens(ids, self.last_tokens)
+        return self.model.forward(context, ids, positions, sample_indices), device_rows
+
+    def _sample(self, logits: Tensor, chunks: Sequence[Chunk], rows: npt.NDArray[np.int64]) -> tuple[Tensor, HostLogprobs | None]:
+        """Tokens of rows that want more than the largest logit."""
+        num_tokens = np.fromiter((chunk.sequence.num_tokens for chunk in chunks), np.int64, len(chunks))
+        columns = self._rows.draw_columns(rows, num_tokens)
+        sampling_rows = [
+            SamplingRow(
+                params=chunk.sequence.sampling,
+                token_ids=self.batch.token_ids(chunk.sequence.seq_id),
+                num_prompt_tokens=chunk.sequence.num_prompt_tokens,
+            )
+            for chunk in chunks
+        ]
+        on_device = None if columns is None else self.uploads.send(columns.arrays)
+        tokens, logprobs = sample_tokens(logits, sampling_rows, on_device, self._draw)
+        return tokens, None if logprobs is None else self._download(logprobs, chunks)
+
+    def _download(self, logprobs: DeviceLogprobs, chunks: Sequence[Chunk]) -> HostLogprobs:
+        return HostLogprobs(
+            rows=logprobs.rows,
+            nums=[chunks[row].sequence.sampling.num_logprobs or 0 for row in logprobs.rows],
+            chosen=self._stream.download(logprobs.chosen),
+            top_values=self._stream.download(logprobs.top_values),
+            top_ids=self._stream.download(logprobs.top_ids),
+        )
