@@ -13,7 +13,6 @@ A bfloat16 model is rewritten if all its layers are of Llama's form, with a resi
 """
 
 import copy
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -45,34 +44,13 @@ from executor_svc.model.rewrite_modules import (
     PackedEmbedding,
     PackedLinear,
 )
+from executor_svc.model.rewrite_report import RewriteReport
 from executor_svc.model.self_check import packed_batch
 
 _TOLERANCE = 1e-4
 """Largest difference of a rewritten module's result, relative to the result's largest value."""
 _TABLES = (nn.Embedding, PackedEmbedding)
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-
-@dataclass
-class RewriteReport:
-    """What was rewritten.
-
-    Attributes:
-        counts: modules rewritten, by the rewrite's name.
-        skipped: why modules were left alone, by the rewrite's name.
-    """
-
-    counts: dict[str, int] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    def count(self, name: str) -> None:
-        """One more module was rewritten."""
-        self.counts[name] = self.counts.get(name, 0) + 1
-
-    def __str__(self) -> str:
-        done = [f"{name} {count}" for name, count in self.counts.items()]
-        left = [f"{name} left alone ({reason})" for name, reason in self.skipped.items()]
-        return ", ".join(done + left) or "nothing rewritten"
 
 
 @torch.inference_mode(False)

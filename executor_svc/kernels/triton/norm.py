@@ -6,6 +6,8 @@ w and means 1 + w (Gemma) passes offset=1.
     rms_norm            out = norm(x) * weight
     add_rms_norm        residual += x;                  out = norm(residual) * weight
     sandwich_rms_norm   residual += norm(x) * post;     out = norm(residual) * weight
+
+With rows, only those are computed, into as many rows of out, and the residual stream stays as it is.
 """
 
 import torch
@@ -18,15 +20,19 @@ from executor_svc.kernels.triton.overlap import can_overlap, let_next_start, wai
 
 @triton.jit
 def _rms_norm_kernel(
-    x, residual, post_weight, weight, out, stride_x, stride_residual, stride_out, epsilon, offset,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_POST: tl.constexpr, OVERLAP: tl.constexpr,
+    x, residual, post_weight, weight, rows, out, stride_x, stride_residual, stride_out, epsilon, offset,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_POST: tl.constexpr,
+    HAS_ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
+    out_row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
     scale = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32) + offset
     wait_for_previous(OVERLAP)
+    row = out_row
+    if HAS_ROWS:
+        row = tl.load(rows + out_row).to(tl.int64)
     value = tl.load(x + row * stride_x + column, mask=mask, other=0.0).to(tl.float32)
     if HAS_POST:
         post = tl.load(post_weight + column, mask=mask, other=0.0).to(tl.float32) + offset
@@ -34,44 +40,73 @@ def _rms_norm_kernel(
     if HAS_RESIDUAL:
         address = residual + row * stride_residual + column
         value += tl.load(address, mask=mask, other=0.0).to(tl.float32)
-        tl.store(address, value.to(residual.dtype.element_ty), mask=mask)
+        if not HAS_ROWS:
+            tl.store(address, value.to(residual.dtype.element_ty), mask=mask)
     result = value * tl.rsqrt(tl.sum(value * value, 0) / WIDTH + epsilon) * scale
-    tl.store(out + row * stride_out + column, result.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + out_row * stride_out + column, result.to(out.dtype.element_ty), mask=mask)
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, offset: float = 0.0) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, offset: float = 0.0, rows: Tensor | None = None
+) -> Tensor:
     """Normalises rows.
 
     Args:
-        x: [num_rows, width], rows may be strided, any float dtype.
+        x: [num_tokens, width], rows may be strided, any float dtype.
         weight: [width], any float dtype.
         epsilon: added to the mean square.
-        out: [num_rows, width], rows may be strided, any float dtype; may be x.
+        out: [num_tokens, width], with rows [num_rows, width]; rows may be strided, any float dtype; may be x.
         offset: added to the weight.
+        rows: int64 [num_rows], which rows of x to normalise; None: all.
 
     Returns:
         out.
     """
-    return _run(x, None, None, weight, epsilon, out, offset)
+    return _run(x, None, None, weight, epsilon, out, offset, rows)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, offset: float = 0.0) -> Tensor:
-    """Adds x to the residual stream [num_rows, width] in place, then normalises that into out; see rms_norm."""
-    return _run(x, residual, None, weight, epsilon, out, offset)
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    out: Tensor,
+    *,
+    offset: float = 0.0,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Adds x to the residual stream [num_tokens, width] in place, then normalises that into out; see rms_norm."""
+    return _run(x, residual, None, weight, epsilon, out, offset, rows)
 
 
 def sandwich_rms_norm(
-    x: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, offset: float = 0.0
+    x: Tensor,
+    residual: Tensor,
+    post_weight: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    out: Tensor,
+    *,
+    offset: float = 0.0,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Adds norm(x) * post_weight to the residual stream in place, then normalises that into out; see rms_norm."""
-    return _run(x, residual, post_weight, weight, epsilon, out, offset)
+    return _run(x, residual, post_weight, weight, epsilon, out, offset, rows)
 
 
 def _run(
-    x: Tensor, residual: Tensor | None, post_weight: Tensor | None, weight: Tensor, epsilon: float, out: Tensor, offset: float
+    x: Tensor,
+    residual: Tensor | None,
+    post_weight: Tensor | None,
+    weight: Tensor,
+    epsilon: float,
+    out: Tensor,
+    offset: float,
+    rows: Tensor | None,
 ) -> Tensor:
-    num_rows, width = x.shape
-    assert out.shape == x.shape and weight.shape == (width,) and x.stride(1) == 1 and out.stride(1) == 1
+    num_rows, width = out.shape
+    assert x.shape == (num_rows if rows is None else x.shape[0], width) and weight.shape == (width,)
+    assert x.stride(1) == 1 and out.stride(1) == 1 and (rows is None or rows.shape == (num_rows,))
     assert residual is None or (residual.shape == x.shape and residual.stride(1) == 1)
     if num_rows == 0:
         return out
@@ -84,6 +119,7 @@ def _run(
         target,
         weight if post_weight is None else post_weight,
         weight,
+        x if rows is None else rows,
         out,
         x.stride(0),
         target.stride(0),
@@ -94,6 +130,7 @@ def _run(
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
         HAS_POST=post_weight is not None,
+        HAS_ROWS=rows is not None,
         OVERLAP=overlap,
         num_warps=min(max(block // 512, 1), 16),
         **options,

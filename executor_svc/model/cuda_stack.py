@@ -1,0 +1,107 @@
+"""All decoder layers of a model as one list of calls, without its modules in between.
+
+Knows parts (stack_parts.py) and the functions that compute them. Does not know families (cuda_rewrite.py makes the parts) or
+kernels. Nothing here waits for the device or looks at a value on it, and what is called depends on the number of tokens only:
+the steps of a decode batch can be captured as a CUDA graph.
+
+The residual stream is float32 whatever the weights are: a sum of many small terms loses the most where it is rounded.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from executor_svc.model.forward_context import ForwardContext
+from executor_svc.model.stack_functions import StackFunctions
+from executor_svc.model.stack_parts import LayerPart, NormPart
+
+
+class DecoderStack:
+    """A model from token ids to what its head reads.
+
+    Attributes:
+        functions: how it is computed; may be replaced between steps.
+        layers: in order.
+    """
+
+    def __init__(
+        self, embed: Callable[[Tensor], Tensor], layers: Sequence[LayerPart], final_norm: NormPart, functions: StackFunctions
+    ):
+        """A stack.
+
+        Args:
+            embed: int64 [num_tokens] to [num_tokens, hidden_size].
+            layers: in order.
+            final_norm: after the last.
+            functions: how to compute.
+        """
+        self.functions = functions
+        self.layers = layers
+        self._embed = embed
+        self._final_norm = final_norm
+
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor | None = None) -> Tensor:
+        """One step.
+
+        Args:
+            input_ids: int64 [num_tokens].
+            positions: int64 [num_tokens], in each token's own sequence.
+            context: of the step.
+            keep: int64 [num_rows], tokens whose result is wanted; None: all.
+
+        Returns:
+            [num_tokens or num_rows, hidden_size], normalised, in the weights' dtype.
+        """
+        rows = self._embed(input_ids)
+        residual = rows.float()
+        if self.functions.absorbs(residual.shape[0]) and all(layer.post_mlp_norm is None for layer in self.layers):
+            return self._absorbed(residual, rows.dtype, positions, context, keep)
+        return self._separate(residual, rows.dtype, positions, context, keep)
+
+    def _separate(
+        self, residual: Tensor, dtype: torch.dtype, positions: Tensor, context: ForwardContext, keep: Tensor | None
+    ) -> Tensor:
+        """Norms are calls of their own, which add what the product before them computed to the residual stream."""
+        call, first = self.functions, self.layers[0]
+        num_tokens, width = residual.shape
+        normed, delta = (residual.new_empty(num_tokens, width, dtype=dtype) for _ in range(2))
+        qkv, heads, gated = self._activations(residual, dtype)
+        call.norm(residual, first.attention_norm, normed)
+        for number, layer in enumerate(self.layers):
+            call.product(normed, layer.qkv, qkv)
+            call.attention(qkv, positions, layer.attention, context, heads)
+            call.product(heads, layer.output, delta)
+            call.norm(delta, layer.mlp_norm, normed, residual=residual, post=layer.post_attention_norm)
+            call.product(normed, layer.gate_up, gated)
+            call.product(gated, layer.down, delta)
+            if number + 1 < len(self.layers):
+                following = self.layers[number + 1].attention_norm
+                call.norm(delta, following, normed, residual=residual, post=layer.post_mlp_norm)
+        out = normed if keep is None else residual.new_empty(keep.shape[0], width, dtype=dtype)
+        call.norm(delta, self._final_norm, out, residual=residual, post=self.layers[-1].post_mlp_norm, rows=keep)
+        return out
+
+    def _absorbed(
+        self, residual: Tensor, dtype: torch.dtype, positions: Tensor, context: ForwardContext, keep: Tensor | None
+    ) -> Tensor:
+        """Products normalise what they read, and add what they compute to the residual stream."""
+        call = self.functions
+        qkv, heads, gated = self._activations(residual, dtype)
+        for layer in self.layers:
+            call.product(residual, layer.qkv, qkv, norm=layer.attention_norm)
+            call.attention(qkv, positions, layer.attention, context, heads)
+            call.product(heads, layer.output, residual, add=True)
+            call.product(residual, layer.gate_up, gated, norm=layer.mlp_norm)
+            call.product(gated, layer.down, residual, add=True)
+        num_rows = residual.shape[0] if keep is None else keep.shape[0]
+        out = residual.new_empty(num_rows, residual.shape[1], dtype=dtype)
+        call.norm(residual, self._final_norm, out, rows=keep)
+        return out
+
+    def _activations(self, residual: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """What layers hand from call to call: heads before and after attention, gated values."""
+        first = self.layers[0]
+        widths = (first.qkv.num_outputs, first.output.weight.shape[1], first.gate_up.num_outputs)
+        qkv, heads, gated = (residual.new_empty(residual.shape[0], width, dtype=dtype) for width in widths)
+        return qkv, heads, gated

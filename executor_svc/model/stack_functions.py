@@ -1,0 +1,157 @@
+"""What a decoder stack calls, and all of it in plain torch operations. Knows parts (stack_parts.py), no family and no kernel.
+
+Each rewrite of the graph optimiser is one of these functions: with its torch form in its place, that rewrite is off.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from executor_svc.kernels.batch import Rotary
+from executor_svc.kernels.reference import rotate
+from executor_svc.model.forward_context import ForwardContext
+from executor_svc.model.stack_parts import AttentionPart, NormPart, ProductPart
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+class NormFunction(Protocol):
+    """RMS norm with what stands before it."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        norm: NormPart,
+        out: Tensor,
+        *,
+        residual: Tensor | None = None,
+        post: NormPart | None = None,
+        rows: Tensor | None = None,
+    ) -> None:
+        """Computes into out.
+
+        Args:
+            x: [num_tokens, width].
+            norm: what out is.
+            out: [num_tokens, width], or [num_rows, width] with rows.
+            residual: [num_tokens, width]; out is of residual + x, which residual holds afterwards, unless rows is given.
+            post: x is normalised by it before it is added.
+            rows: int64 [num_rows], the tokens that out is wanted for; None: all.
+        """
+        ...
+
+
+class ProductFunction(Protocol):
+    """A product with a weight."""
+
+    def __call__(self, x: Tensor, product: ProductPart, out: Tensor, *, norm: NormPart | None = None, add: bool = False) -> None:
+        """Computes into out.
+
+        Args:
+            x: [num_tokens, in_features].
+            product: with what.
+            out: [num_tokens, product.num_outputs].
+            norm: of x, first.
+            add: out holds what it held, and the result.
+        """
+        ...
+
+
+class AttentionFunction(Protocol):
+    """Everything between two products: head norms, rotary embedding, KV write, attention."""
+
+    def __call__(self, qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext, out: Tensor) -> None:
+        """Computes into out.
+
+        Args:
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
+            positions: int64 [num_tokens].
+            part: of the layer.
+            context: of the step.
+            out: [num_tokens, num_heads * head_dim].
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class StackFunctions:
+    """One way to compute a stack.
+
+    Attributes:
+        norm, product, attention: see there.
+        absorbs: whether product can take norms and sums upon itself for so many rows.
+    """
+
+    norm: NormFunction
+    product: ProductFunction
+    attention: AttentionFunction
+    absorbs: Callable[[int], bool]
+
+
+def torch_norm(
+    x: Tensor,
+    norm: NormPart,
+    out: Tensor,
+    *,
+    residual: Tensor | None = None,
+    post: NormPart | None = None,
+    rows: Tensor | None = None,
+) -> None:
+    """See NormFunction."""
+    value = x.float()
+    if rows is not None:
+        value = value[rows]
+        residual = None if residual is None else residual[rows]
+    if post is not None:
+        value = functional.rms_norm(value, post.weight.shape, post.weight, post.epsilon)
+    if residual is not None:
+        residual.add_(value)  # a copy if rows are picked
+        value = residual.float()
+    out.copy_(functional.rms_norm(value, norm.weight.shape, norm.weight, norm.epsilon))
+
+
+def torch_product(x: Tensor, product: ProductPart, out: Tensor, *, norm: NormPart | None = None, add: bool = False) -> None:
+    """See ProductFunction."""
+    weight = product.weight
+    if norm is not None:
+        x = functional.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.epsilon).to(weight.dtype)
+    if product.activation is None and not add and out.dtype == weight.dtype:
+        if product.bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(product.bias, x, weight.t(), out=out)
+        return
+    result = functional.linear(x, weight, product.bias)
+    if product.activation is not None:
+        gate, up = result.chunk(2, dim=1)
+        result = ACTIVATIONS[product.activation](gate) * up
+    if add:
+        out.add_(result)
+    else:
+        out.copy_(result)
+
+
+def torch_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext, out: Tensor) -> None:
+    """See AttentionFunction."""
+    heads = qkv.view(qkv.shape[0], -1, part.head_dim)
+    query, key, value = heads.split_with_sizes((part.num_heads, part.num_kv_heads, part.num_kv_heads), dim=1)
+    rotary = Rotary(part.rotary.cos[positions], part.rotary.sin[positions])
+    query, key = (
+        rotate(_head_norm(x.float(), norm), rotary).to(qkv.dtype) for x, norm in ((query, part.q_norm), (key, part.k_norm))
+    )
+    out.copy_(context.attend(part.call, query, key, value).flatten(1))
+
+
+def _head_norm(heads: Tensor, norm: NormPart | None) -> Tensor:
+    return heads if norm is None else functional.rms_norm(heads, norm.weight.shape, norm.weight, norm.epsilon)
+
+
+TORCH_FUNCTIONS = StackFunctions(torch_norm, torch_product, torch_attention, absorbs=lambda num_rows: False)
+"""Right everywhere, fast nowhere: what the others are compared with."""
