@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +34,10 @@ class _KvShape:
 def median_s(run: Callable[[], object], repeats: int = _REPLAYS) -> float:
     """Seconds of one run on the device."""
     run()
-    seconds = []
+    seconds: list[float] = []
     for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
         run()
         end.record()

@@ -73,11 +73,12 @@ class Options:
         """Of both ways of serving."""
         settings: dict[str, Any] = {
             "load_format": "random",
+            "device": self.device,
             "max_num_seqs": _MAX_NUM_SEQS if self.device == "cuda" else 8,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_threads": self.num_threads,
         }
-        settings |= {"device": "cuda", "dtype": "bfloat16"} if self.device == "cuda" else {"num_blocks": 256, "backend": "torch"}
+        settings |= {"dtype": "bfloat16"} if self.device == "cuda" else {"num_blocks": 256, "backend": "torch"}
         more = self.more_executor
         settings |= {name.removeprefix("--").replace("-", "_"): value for name, value in zip(more[::2], more[1::2], strict=True)}
         return settings

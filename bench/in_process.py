@@ -2,32 +2,38 @@
 
     python -m bench.in_process        commands on standard input, answers on standard output, one JSON object a line
 
-First the executor's settings, then {"command": "run", "items": [[token_ids, num_output_tokens, arrival_s], ...]}, "flush", or
-"profile" with items and num_steps. What separate processes cost is the difference to this. Started as a process of its own,
-with the environment of a worker; bench.serving.InProcess is the other end.
+First the executor's settings, then {"command": "run", "items": [[token_ids, num_output_tokens, arrival_s], ...]}, "flush",
+"counters", or "profile" with items and num_steps. What separate processes cost is the difference to this. Started as a process
+of its own, with the environment of a worker; bench.serving.InProcess is the other end.
 """
 
 import gc
 import itertools
 import json
 import os
+import queue
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.client import Answer
+from bench.counters import Counters
 from bench.workloads import Workload, cpu_a, cpu_b, cpu_c
 
 if TYPE_CHECKING:  # torch takes seconds to import, and whoever only starts the child needs none of it
     from executor_svc.inprocess import InProcessExecutor
+    from octavo.executor.v1.executor_service_pb2 import StepResult
+    from scheduler_svc.core.plan import SequenceUpdate, StepPlan
     from scheduler_svc.core.request import Request
     from scheduler_svc.core.scheduler import Scheduler
 
 WORKLOADS = {"cpu-a": cpu_a, "cpu-b": cpu_b, "cpu-c": cpu_c}
+_RUN_AHEAD = 2
+"""As the scheduler's default; without a GPU nothing is gained by it."""
 _START_TIMEOUT_S = _RUN_TIMEOUT_S = 600.0
 Item = tuple[Sequence[int], int, float]
 
@@ -58,6 +64,9 @@ class EngineLoop:
         executor: carries the plans out.
         run_ahead: plans that are sent before their results are waited for.
         clock: seconds.
+
+    Attributes:
+        counters: sums so far.
     """
 
     def __init__(self, executor: "InProcessExecutor", run_ahead: int, clock: Callable[[], float] = time.monotonic):
@@ -65,6 +74,8 @@ class EngineLoop:
         self._run_ahead = run_ahead
         self._clock = clock
         self._numbers = itertools.count()
+        self._results: queue.SimpleQueue[StepResult | Exception] = queue.SimpleQueue()
+        self.counters = Counters()
         self._scheduler = self._new_scheduler()
 
     def flush(self) -> None:
@@ -110,15 +121,22 @@ class EngineLoop:
                     answer.num_tokens += len(update.token_ids)
             on_step(num_starting)
 
-    def _submit(self, plan: Any) -> None:
+    def _submit(self, plan: "StepPlan") -> None:
         from scheduler_svc import convert
 
-        self._result = self._executor.execute(convert.plan_command(plan, plan.step_id).plan)
+        self._executor.submit(convert.plan_command(plan, plan.step_id).plan, self._results.put)
 
-    def _collect(self, step_id: int) -> Iterable[Any]:
+    def _collect(self, step_id: int) -> "Sequence[SequenceUpdate]":
+        """Waits for the result of a step and applies it."""
         from scheduler_svc import convert
 
-        result = self._result
+        result = self._results.get()
+        if isinstance(result, Exception):
+            raise result
+        timings = result.timings
+        self.counters.num_steps += 1
+        self.counters.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
+        self.counters.idle_s += timings.idle_s
         return self._scheduler.apply(step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
 
     def _new_scheduler(self) -> "Scheduler":
@@ -196,7 +214,7 @@ def main() -> None:
     try:
         settings = ExecutorSettings.from_json(settings_line.encode())
         executor = InProcessExecutor.from_settings(settings, lambda text: print(text, file=sys.stderr))
-        loop = EngineLoop(executor, 1)
+        loop = EngineLoop(executor, 1 if settings.device == "cpu" else _RUN_AHEAD)
         gc.collect()
         gc.freeze()  # as the worker does
         reply({})
@@ -208,6 +226,8 @@ def main() -> None:
                     reply({})
                 case "run":
                     reply({"answers": [asdict(answer) for answer in loop.run(command["items"])]})
+                case "counters":
+                    reply(asdict(loop.counters))
                 case "profile":
                     reply({"busy_share": _busy_share(loop, command["items"], command["num_steps"])})
     except Exception as error:

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,37 +18,11 @@ import grpc
 
 from bench.client import Answer
 from bench.clients import Clients, Run, RunError
+from bench.counters import Counters
 from bench.workloads import Workload
 from octavo.executor.v1 import executor_service_pb2, executor_service_pb2_grpc
 from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tests.e2e.stack import Stack, StackConfig
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Sums since the start of the server.
-
-    Attributes:
-        busy_s, idle_s: with and without a step, as the executor reports them.
-    """
-
-    num_steps: int = 0
-    busy_s: float = 0.0
-    idle_s: float = 0.0
-    num_preemptions: int = 0
-    num_cached_tokens: int = 0
-    num_degraded: int = 0
-
-    def since(self, before: "Counters") -> "Counters":
-        """What was added since."""
-        return Counters(
-            self.num_steps - before.num_steps,
-            self.busy_s - before.busy_s,
-            self.idle_s - before.idle_s,
-            self.num_preemptions - before.num_preemptions,
-            self.num_cached_tokens - before.num_cached_tokens,
-            self.num_degraded - before.num_degraded,
-        )
 
 
 class Serving(Protocol):
@@ -193,7 +166,7 @@ class InProcess:
         return float(self._ask({"command": "profile", "items": items, "num_steps": num_steps}, timeout_s)["busy_share"])
 
     def counters(self) -> Counters:
-        return Counters()
+        return Counters(**self._ask({"command": "counters"}, 60.0))
 
     def stop(self) -> None:
         self._child.kill()
