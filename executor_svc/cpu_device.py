@@ -13,7 +13,7 @@ from executor_svc.device import Phases, Started, warm_up
 from executor_svc.kernels.backend import Backend
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.pool import KvPool, block_bytes
-from executor_svc.model.load import LoadedModel, cpu_rewrites
+from executor_svc.model.load import LoadedModel, Rewrites, cpu_rewrites, no_rewrites
 from executor_svc.runner import ModelRunner
 from executor_svc.sampling import Sampler
 from executor_svc.settings import ExecutorSettings
@@ -33,7 +33,7 @@ class CpuDevice:
             raise StartupError("dtype: float16 needs a GPU; a CPU computes float32 and bfloat16")
         self.torch_device = torch.device("cpu")
         self.backend = _backend(settings)
-        self.rewrites = cpu_rewrites
+        self.rewrites: Rewrites = cpu_rewrites if settings.rewrites else no_rewrites
         self._settings = settings
 
     def start(self, model: LoadedModel, phases: Phases, progress: Callable[[str], None]) -> Started:

@@ -36,6 +36,7 @@ class ExecutorSettings(ServiceSettings):
     quantization: Literal["none", "int8"] = Field("none", description="int8: linear weights in 8 bits, activations as they are")
     load_format: Literal["auto", "random"] = Field("auto", description="random: weights of the config's shape, for benchmarks")
     seed: int = Field(0, ge=0, description="of random weights")
+    rewrites: bool = Field(True, description="fuse parts of the model for this device; off: as transformers made it")
     backend: Literal["auto", "cpu", "torch", "triton"] = Field(
         "auto", description="attention kernels; auto: cpu on a CPU, triton on a GPU"
     )

@@ -21,7 +21,8 @@ from executor_svc.kernels.layout import layout_of
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 from executor_svc.kvcache.pool import block_bytes
-from executor_svc.model.load import LoadedModel, Quantization
+from executor_svc.model.cuda_rewrite import rewrite_for_cuda
+from executor_svc.model.load import LoadedModel, Rewrites, no_rewrites
 from executor_svc.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ class CudaDevice:
         if settings.backend == "cpu":
             raise StartupError("backend: cpu does not run on a GPU; use --device cpu or another backend")
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self.backend = _backend(settings)
-        self.rewrites = _rewrites
+        self.backend = _backend(settings, self.torch_device)
+        self.rewrites: Rewrites = rewrite_for_cuda if settings.rewrites else no_rewrites
         self._settings = settings
 
     def start(self, model: LoadedModel, phases: Phases, progress: Callable[[str], None]) -> Started:
@@ -161,12 +162,12 @@ class CudaDevice:
         return max(0, torch.cuda.max_memory_reserved(self.torch_device) - before)
 
 
-def _backend(settings: ExecutorSettings) -> Backend:
-    return TorchBackend()
+def _backend(settings: ExecutorSettings, device: torch.device) -> Backend:
+    if settings.backend == "torch":
+        return TorchBackend()
+    from executor_svc.kernels.triton.backend import TritonBackend
 
-
-def _rewrites(model: torch.nn.Module, *, quantization: Quantization = "none") -> object:
-    return "nothing rewritten"
+    return TritonBackend(device, settings.max_num_seqs)
 
 
 def _largest_prefill(limits: BatchLimits) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from executor_svc.cuda.stream import DeviceStream, Mark
 
 _ALIGNMENT = 16
-_NUM_BUFFERS = 16
+_NUM_BUFFERS = 32
 _SMALLEST = 1 << 16
 _TORCH_DTYPES = {
     np.dtype(np.int64): torch.int64,

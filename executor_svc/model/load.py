@@ -51,6 +51,11 @@ def cpu_rewrites(model: nn.Module, *, quantization: Quantization = "none") -> ob
     return rewrite_model(model, quantization=quantization)
 
 
+def no_rewrites(model: nn.Module, *, quantization: Quantization = "none") -> object:
+    """Leaves the model as it is."""
+    return "off"
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model that passed its self-check.

@@ -12,23 +12,32 @@ from common.errors import InvalidParameter
 from common.ids import BlockId, SeqId
 from executor_svc.core.plan import Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import SamplingParams
+from executor_svc.cuda.runner import CudaRunner
 from executor_svc.engine import Engine
+from executor_svc.kvcache.pool import KvPool
 from executor_svc.model.forward_context import ForwardContext
-from executor_svc.runner import ModelRunner, PagedModel, StepOutcome
+from executor_svc.model.load import LoadedModel
+from executor_svc.runner import ModelRunner, StepOutcome, StepRunner
+from tests.unit.executor_svc.cuda.host_queue import HostQueue, queued
 from tests.unit.executor_svc.tiny_engine import make_engine
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30] * 13, [99]]
 
 
-@pytest.fixture(scope="module", params=["torch", "cpu"])
+@pytest.fixture(scope="module", params=["torch", "cpu", "queued"])
 def shared_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return make_engine(tmp_path_factory.mktemp("model"), backend=request.param)
+    """The last one is the GPU's runner over a queue on the CPU."""
+    folder = tmp_path_factory.mktemp("model")
+    if request.param == "queued":
+        return queued(make_engine(folder), HostQueue())
+    return make_engine(folder, backend=request.param)
 
 
 @pytest.fixture
 def engine(shared_engine: Engine) -> Engine:
     shared_engine.runner.reset()
+    assert isinstance(shared_engine.pool, KvPool)
     shared_engine.pool.zero()
     return shared_engine
 
@@ -48,7 +57,7 @@ def tokens_of(outcome: StepOutcome) -> dict[int, int]:
     return {sampled.seq_id: sampled.token_id for sampled in outcome.sampled}
 
 
-def generate_alone(runner: ModelRunner, prompt: list[int], num_tokens: int) -> list[int]:
+def generate_alone(runner: StepRunner, prompt: list[int], num_tokens: int) -> list[int]:
     """Greedy tokens of one prompt, whole prompt first; blocks 40 and up."""
     runner.reset()
     blocks = list(range(40, 48))
@@ -178,7 +187,7 @@ def test_a_seeded_sequence_draws_the_same_whatever_runs_beside_it(engine: Engine
 class PoisonedModel:
     """Raises, or returns NaN, whenever a token of the poison is in the batch."""
 
-    def __init__(self, model: PagedModel, poison: int, *, raises: bool):
+    def __init__(self, model: LoadedModel, poison: int, *, raises: bool):
         self._model = model
         self._poison = poison
         self._raises = raises
@@ -191,14 +200,20 @@ class PoisonedModel:
         logits[poisoned[sample_indices]] = torch.nan
         return logits
 
+    forward = compute_logits
+
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_a_poisoned_sequence_fails_alone(tmp_path: Path, raises: bool) -> None:
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_a_poisoned_sequence_fails_alone(tmp_path: Path, raises: bool, is_queued: bool) -> None:
     """Whether the forward pass raises or computes no numbers: the others get their tokens in the same step, and go on."""
     engine = make_engine(tmp_path)
+    if is_queued:
+        engine = queued(engine, HostQueue())
+    assert isinstance(engine.runner, ModelRunner | CudaRunner)
+    assert isinstance(engine.runner.model, LoadedModel)
     expected = [generate_alone(engine.runner, prompt, 2) for prompt in PROMPTS[:2]]
-    model: PagedModel = PoisonedModel(engine.runner.model, 99, raises=raises)
-    engine.runner.model = model
+    engine.runner.model = PoisonedModel(engine.runner.model, 99, raises=raises)
     news = [make_new(i, prompt, range(4 * i, 4 * i + 4)) for i, prompt in enumerate([PROMPTS[0], [98, 99], PROMPTS[1]])]
 
     first = engine.runner.execute(StepPlan(1, new_sequences=news, chunks=[make_chunk(0, 7), make_chunk(1, 2), make_chunk(2, 3)]))
