@@ -81,6 +81,7 @@ class ExecutorDriver:
         self._step_offset: int | None = None
         self._ran_in_session: set[RequestId] = set()
         self._queue_timers: dict[RequestId, asyncio.TimerHandle] = {}
+        self._save_timer: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.Timeout | None = None
         self._defect: Exception | None = None
         self._is_pump_due = False
@@ -127,6 +128,9 @@ class ExecutorDriver:
         finally:
             self._watchdog = None
             self._link = None
+            if self._save_timer is not None:
+                self._save_timer.cancel()
+                self._save_timer = None
             self._outstanding.clear()
             self._give_up_fruitless()
             if self.scheduler is not None:
@@ -212,14 +216,21 @@ class ExecutorDriver:
             for sequence in plan.new_sequences:
                 self._note_admitted(sequence.seq_id)
             self._watch()
-        if (save := self._traffic.next_save()) is not None:
+        while (save := self._traffic.next_save(self._clock.now())) is not None:
             self._link.send(save)
+        if (due_s := self._traffic.save_due_s) is not None and self._save_timer is None:
+            delay_s = max(0.0, due_s - self._clock.now())
+            self._save_timer = asyncio.get_running_loop().call_later(delay_s + 0.001, self._save_is_due)
 
     def _pump_soon(self) -> None:
         """Pumps after everything that is ready now, so that requests of one moment share a step."""
         if not self._is_pump_due:
             self._is_pump_due = True
             asyncio.get_running_loop().call_soon(self._pump_or_end)
+
+    def _save_is_due(self) -> None:
+        self._save_timer = None
+        self._pump_or_end()
 
     def _pump_or_end(self) -> None:
         try:

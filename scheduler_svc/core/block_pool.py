@@ -173,6 +173,11 @@ class BlockPool:
         if self.index.key_of(block_id) == key:
             self._unsaved[block_id] = key
 
+    @property
+    def num_unsaved(self) -> int:
+        """Blocks that were offered and not taken."""
+        return len(self._unsaved)
+
     def take_unsaved(self, max_blocks: int) -> list[tuple[BlockKey, BlockId]]:
         """Blocks that were offered, oldest first, with one more reference each."""
         taken: list[tuple[BlockKey, BlockId]] = []

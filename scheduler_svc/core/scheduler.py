@@ -224,6 +224,11 @@ class Scheduler:
                     updates.append(sequence.update(finish_reason=FinishReason.QUEUE_TIMEOUT))
         return updates
 
+    @property
+    def num_unsaved_blocks(self) -> int:
+        """Blocks that take_saves would give."""
+        return self._transfers.num_unsaved_blocks
+
     def take_saves(self, max_blocks: int) -> SavePlan | None:
         """Blocks that became full and computed since the last call and are not in the store; holds them until end_save."""
         return self._transfers.take_saves(max_blocks)

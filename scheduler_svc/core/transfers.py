@@ -68,6 +68,11 @@ class Transfers:
             self._pool.index.add(key, block_id)
         self._pool.release(load.prefix + load.block_ids)
 
+    @property
+    def num_unsaved_blocks(self) -> int:
+        """Blocks that take_saves would give."""
+        return self._pool.num_unsaved
+
     def take_saves(self, max_blocks: int) -> SavePlan | None:
         """Takes blocks that were offered to the store."""
         taken = self._pool.take_unsaved(max_blocks)

@@ -2,11 +2,11 @@
 
 A message costs client and server about 0.25 ms of CPU together, so a message per token and stream would take a core from
 the model: many streams share a budget of messages, and what is new meanwhile goes out together. A single stream gets every
-token by itself. No reader waits longer than MAX_INTERVAL_S, ten messages a second: faster than people read.
+token by itself. No reader waits longer than MAX_INTERVAL_S, five messages a second: faster than people read.
 """
 
 MESSAGES_PER_S = 100
-MAX_INTERVAL_S = 0.1
+MAX_INTERVAL_S = 0.2
 
 
 def message_interval_s(num_open_requests: int) -> float:

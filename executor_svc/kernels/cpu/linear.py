@@ -63,7 +63,7 @@ def activate(gate, mode):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _finish(args, cells, rows, row, panel):  # type: ignore[no-untyped-def]
+def finish_tile(args, cells, rows, row, panel):  # type: ignore[no-untyped-def]
     """Adds bias, activates, adds and stores a tile's cells [rows, PANEL]."""
     out, out_stride, out_features = load_i64(args, _OUT), load_i64(args, _OUT_STRIDE), load_i64(args, _OUT_FEATURES)
     bias, mode = load_i64(args, _BIAS), load_i64(args, _MODE)
@@ -137,7 +137,7 @@ def _make(dtype: str, itemsize: int, tile: Any) -> Any:
                         rows, x + row * x_stride, x_stride, w0, w0 + PANEL // 2 * itemsize, width, panel_scales + 4 * strip,
                         depth, ahead, ahead_step, cells + 4 * strip, 4 * PANEL,
                     )  # fmt: skip
-                _finish(args, cells, rows, row, panel)
+                finish_tile(args, cells, rows, row, panel)
 
     return run
 

@@ -21,12 +21,16 @@ from torch import Tensor
 from executor_svc.kernels.cpu.compile import Kernel
 from executor_svc.kernels.cpu.linear import ACTIVATIONS, PANEL, PLAIN, linear_bf16, linear_f32, linear_i8
 from executor_svc.kernels.cpu.plain_weight import PlainWeight
+from executor_svc.kernels.cpu.split_linear import can_split, split_arguments, split_linear_f32
 
 INT8_GROUP = 32
 """Weights along in_features that share an int8 scale."""
 
 PLAIN_ROWS = 28
 """From so many rows on the library's bfloat16 product is faster, if the weight is held plain. Measured: docs/experiments.md."""
+
+SPLIT_ROWS = 80
+"""From so many rows on float32 weights are multiplied on the matrix unit. Measured: docs/experiments.md."""
 
 _KERNELS: dict[torch.dtype, Kernel] = {torch.float32: linear_f32, torch.bfloat16: linear_bf16, torch.int8: linear_i8}
 
@@ -88,7 +92,7 @@ class PackedWeight:
         """The kernel of apply and its fields, for callers that run several kernels at once."""
         kernel, fields = self._call
         x_stride, out_stride = x.stride(0) * 4, out.stride(0) * 4
-        return kernel, (
+        arguments = (
             x.data_ptr(),
             x_stride,
             x.shape[0],
@@ -98,6 +102,9 @@ class PackedWeight:
             self.out_features,
             self._mode(mode),
         )
+        if x.shape[0] >= SPLIT_ROWS and self.values.dtype == torch.float32 and can_split(self.in_features):
+            return split_linear_f32, arguments + split_arguments(self.in_features)
+        return kernel, arguments
 
     def _mode(self, mode: int) -> int:
         """The mode of a product: that asked for, or the weight's own if it is gated."""

@@ -26,6 +26,7 @@ from scheduler_svc.engine_config import EngineConfig
 from tests.unit.scheduler_svc.scripted_executor import (
     RecordedOutput,
     ScriptedExecutor,
+    ScriptedLink,
     ScriptedStore,
     make_request,
     settle,
@@ -316,3 +317,39 @@ async def test_a_caller_that_goes_during_the_look_up_leaves_nothing_behind() -> 
         await settle()
         assert engine.num_open_requests == 0
         await engine.wait_idle()
+
+
+async def test_a_few_new_blocks_wait_for_others_before_they_are_saved() -> None:
+    executor, clock = ScriptedExecutor(kv_transport="shm"), ManualClock()
+    async with running(executor, clock=clock) as engine:
+        await engine.submit(make_request(prompt=range(10), max_tokens=20), RecordedOutput())
+        await settle()
+        link = executor.links[0]
+        await link.answer(link.plans[0], 9)
+        assert not saves(link)
+
+        clock.advance(1.0)
+        await link.answer(link.plans[1], 9)
+
+        assert [len(save.blocks) for save in saves(link)] == [2]
+
+
+async def test_blocks_are_saved_when_no_step_runs_any_more() -> None:
+    executor, clock = ScriptedExecutor(kv_transport="shm"), ManualClock()
+    async with running(executor, clock=clock) as engine:
+        await engine.submit(make_request(prompt=range(10), max_tokens=1), RecordedOutput())
+        await settle()
+        link = executor.links[0]
+        await link.answer(link.plans[0], 9)
+        assert not saves(link)
+
+        clock.advance(1.0)
+        async with asyncio.timeout(5):
+            while not saves(link):
+                await asyncio.sleep(0.01)
+
+        assert [len(save.blocks) for save in saves(link)] == [2]
+
+
+def saves(link: ScriptedLink) -> list[pb.SaveBlocks]:
+    return [command.save_blocks for command in link.commands if command.HasField("save_blocks")]
