@@ -16,8 +16,6 @@ A sequence that spans ranges is finished by the program that arrives last, by th
 sets back to zero.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -25,7 +23,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
-from executor_svc.kernels.triton.scores import LOWEST, capped, check_heads, dot_precision, padded, softmax_step
+from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, check_heads, dot_precision, padded, softmax_step
 
 KERNEL = "paged_decode"
 MAX_PROGRAMS_PER_SM = 8
@@ -155,7 +153,7 @@ def paged_decode(
         GROUP=group,
         ROWS=padded(group),
         FEW_ROWS=few_rows,
-        AT_ONCE=max(1, 8192 // (few_rows * padded(head_dim_v))),  # parts that are added up in one go, in registers
+        AT_ONCE=max(1, 4096 // (few_rows * padded(head_dim_v))),  # parts that are added up in one go, in registers
         HEAD_DIM_K=head_dim_k,
         PADDED_K=padded(head_dim_k),
         HEAD_DIM_V=head_dim_v,
@@ -179,26 +177,26 @@ def _seqs_bucket(num_seqs: int) -> int:
 
 @triton.jit(do_not_specialize=["num_seqs", "num_ranges", "window", "tables_stride"])
 def _paged_decode_kernel(
-    query_ptr: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    tables_ptr: Any,
-    seq_lens_ptr: Any,
-    out_ptr: Any,
-    sinks_ptr: Any,
-    partial_out_ptr: Any,
-    partial_sums_ptr: Any,
-    arrived_ptr: Any,
-    num_seqs: Any,
-    num_ranges: Any,
-    scale: Any,
-    softcap: Any,
-    window: Any,
-    query_stride: Any,
-    key_stride: Any,
-    value_stride: Any,
-    tables_stride: Any,
-    out_stride: Any,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    tables_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    sinks_ptr,
+    partial_out_ptr,
+    partial_sums_ptr,
+    arrived_ptr,
+    num_seqs,
+    num_ranges,
+    scale,
+    softcap,
+    window,
+    query_stride,
+    key_stride,
+    value_stride,
+    tables_stride,
+    out_stride,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -216,7 +214,7 @@ def _paged_decode_kernel(
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> None:
+):
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     this_range = tl.program_id(0) // NUM_KV_HEADS
@@ -258,10 +256,10 @@ def _paged_decode_kernel(
         highest = tl.full([ROWS], LOWEST, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, PADDED_V], tl.float32)
-        for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
-            positions = first_key + tile * TILE + in_tile
+        positions = first_key + first_tile * TILE + in_tile
+        blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)
+        for _ in tl.range(first_tile, end_tile, num_stages=STAGES):
             inside = positions < seq_len
-            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
             in_block = positions % BLOCK_SIZE
             key_mask = inside[:, None]
             if PADDED_K != HEAD_DIM_K:
@@ -280,6 +278,8 @@ def _paged_decode_kernel(
             value_rows = blocks * value_stride + in_block * HEAD_DIM_V
             value = tl.load(value_head_ptr + value_rows[:, None] + dims_v[None, :], mask=value_mask, other=0.0)
             acc = acc * factor[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+            positions += TILE
+            blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)
 
         out_row_ptr = out_ptr + seq * out_stride
         if end_tile - first_tile == seq_tiles:
@@ -320,7 +320,7 @@ def _paged_decode_kernel(
 
 
 @triton.jit
-def _first_key(seq_lens: Any, window: Any, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr) -> Any:
+def _first_key(seq_lens, window, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr):
     """Position of the first key that is read: the start of the block of the first visible one."""
     first = seq_lens * 0
     if WINDOW:
@@ -329,21 +329,21 @@ def _first_key(seq_lens: Any, window: Any, BLOCK_SIZE: tl.constexpr, WINDOW: tl.
 
 
 @triton.jit
-def _num_tiles(seq_lens: Any, window: Any, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr) -> Any:
+def _num_tiles(seq_lens, window, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr):
     """Tiles of sequences; an empty one has one tile, in which its zeros are written."""
     return tl.maximum(tl.cdiv(seq_lens - _first_key(seq_lens, window, BLOCK_SIZE, WINDOW), TILE), 1)
 
 
 @triton.jit
 def _finish(
-    first_range: Any,
-    last_range: Any,
-    kv_head: Any,
-    dims_v: Any,
-    partial_out_ptr: Any,
-    partial_sums_ptr: Any,
-    out_row_ptr: Any,
-    sinks_ptr: Any,
+    first_range,
+    last_range,
+    kv_head,
+    dims_v,
+    partial_out_ptr,
+    partial_sums_ptr,
+    out_row_ptr,
+    sinks_ptr,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     FEW_ROWS: tl.constexpr,
@@ -351,7 +351,7 @@ def _finish(
     HEAD_DIM_V: tl.constexpr,
     PADDED_V: tl.constexpr,
     SINKS: tl.constexpr,
-) -> None:
+):
     """Adds up the parts of one sequence and KV head, several ranges at a time, and writes the result."""
     rows = tl.arange(0, FEW_ROWS)
     row_mask = rows < GROUP
@@ -380,18 +380,18 @@ def _finish(
 
 @triton.jit
 def _write(
-    acc: Any,
-    highest: Any,
-    total: Any,
-    rows: Any,
-    kv_head: Any,
-    dims_v: Any,
-    out_row_ptr: Any,
-    sinks_ptr: Any,
+    acc,
+    highest,
+    total,
+    rows,
+    kv_head,
+    dims_v,
+    out_row_ptr,
+    sinks_ptr,
     GROUP: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     SINKS: tl.constexpr,
-) -> None:
+):
     """Divides by the sum of weights, the sink's included, and stores the rows of one KV head."""
     heads = kv_head * GROUP + rows
     if SINKS:

@@ -4,8 +4,6 @@ Scores are kept multiplied by log2(e), because exp2 is what the hardware has. LO
 difference of two of them must not be NaN.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +16,7 @@ LOWEST = tl.constexpr(-1.0e30)
 
 def padded(size: int) -> int:
     """The next power of two, at least 16, which matrix instructions want of a side."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, int(triton.next_power_of_2(size)))
 
 
 def check_heads(query: Tensor, layer_cache: LayerCache) -> None:
@@ -39,7 +37,7 @@ def dot_precision(query: Tensor) -> str:
 
 
 @triton.jit
-def capped(scores: Any, softcap: Any, SOFTCAP: tl.constexpr) -> Any:
+def capped(scores, softcap, SOFTCAP: tl.constexpr):
     """Scores in natural units as scores in base 2, capped first if SOFTCAP."""
     if SOFTCAP:
         # tanh by one exponential; right at both ends, where it overflows to infinity or vanishes.
@@ -48,7 +46,7 @@ def capped(scores: Any, softcap: Any, SOFTCAP: tl.constexpr) -> Any:
 
 
 @triton.jit
-def softmax_step(scores: Any, highest_before: Any, total: Any) -> Any:
+def softmax_step(scores, highest_before, total):
     """One step of an online softmax over the rows of scores.
 
     Args:
@@ -63,3 +61,16 @@ def softmax_step(scores: Any, highest_before: Any, total: Any) -> Any:
     weights = tl.exp2(scores - highest[:, None])
     factor = tl.exp2(highest_before - highest)
     return weights, factor, highest, total * factor + tl.sum(weights, 1)
+
+
+@triton.jit
+def block_ids(table_ptr, entries, mask):
+    """Entries of a block table (int32) as int64; 0 where mask is false.
+
+    Read as halves of 16 bits on purpose. A loop's loads of 32 bits and more are staged through shared memory by the compiler,
+    the loads of keys, whose addresses come from here, then wait for that stage, and half of the pipeline is lost. Loads of 16
+    bits stay plain loads.
+    """
+    low_ptr = (table_ptr + entries).to(tl.pointer_type(tl.uint16))
+    low = tl.load(low_ptr, mask=mask, other=0).to(tl.int64)
+    return low + tl.load(low_ptr + 1, mask=mask, other=0).to(tl.int64) * 65536

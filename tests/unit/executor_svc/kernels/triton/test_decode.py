@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from executor_svc.kernels.triton.decode import DecodeWorkspace, paged_decode
-from tests.unit.executor_svc.kernels.batches import Shape
+from tests.unit.executor_svc.kernels.batches import Shape, Step
 from tests.unit.executor_svc.kernels.triton.steps import expected, make_rows_step
 
 CONFIG = {"tile": 64, "num_warps": 4, "stages": 2, "programs_per_sm": 3}
@@ -20,11 +21,19 @@ SHAPES = {
 }
 
 
-def decode(step, num_ranges=3, *, window=None, softcap=None, sinks=None, config=CONFIG, workspace=None):  # type: ignore[no-untyped-def]
+def decode(
+    step: Step,
+    num_ranges: int = 3,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    workspace: DecodeWorkspace | None = None,
+) -> Tensor:
     shape = (step.query.shape[0], step.query.shape[1], step.value.shape[2])
     out = torch.full(shape, float("nan"))
     workspace = workspace or DecodeWorkspace(shape[0] + 1, shape[1], shape[2], num_ranges, "cpu")
-    config = {**config, "programs_per_sm": num_ranges * step.key.shape[1]}
+    config = {**CONFIG, "programs_per_sm": num_ranges * step.key.shape[1]}
     paged_decode(
         step.query,
         step.cache,
@@ -42,10 +51,10 @@ def decode(step, num_ranges=3, *, window=None, softcap=None, sinks=None, config=
     return out
 
 
-def written(step):  # type: ignore[no-untyped-def]
+def written(step: Step) -> Step:
     """The step with its keys and values in the cache already."""
     _, cache = expected(step, scale=0.3)
-    return type(step)(step.query, step.key, step.value, cache, step.batch)
+    return Step(step.query, step.key, step.value, cache, step.batch)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -71,10 +80,10 @@ def test_windows(window: int) -> None:
 @pytest.mark.parametrize("num_ranges", [1, 4])
 def test_softcap_and_sinks(num_ranges: int) -> None:
     step = written(make_rows_step(Shape(4, 2, 16, 16, 16), [200, 3], [1, 1]))
-    asked = {"softcap": 1.5, "sinks": torch.randn(4)}
-    torch.testing.assert_close(
-        decode(step, num_ranges, **asked).double(), expected(step, scale=0.3, **asked)[0], atol=2e-5, rtol=1e-4
-    )
+    sinks = torch.randn(4)
+    wanted = expected(step, scale=0.3, softcap=1.5, sinks=sinks)[0]
+    out = decode(step, num_ranges, softcap=1.5, sinks=sinks)
+    torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=1e-4)
 
 
 def test_padding_rows_become_zero_and_read_nothing() -> None:
@@ -100,7 +109,7 @@ def test_rows_of_queries_may_be_strided() -> None:
     wanted = expected(step, scale=0.3)[0]
     wide = torch.full((2, 6, 16), float("nan"))
     wide[:, :4] = step.query
-    strided = type(step)(wide[:, :4], step.key, step.value, step.cache, step.batch)
+    strided = Step(wide[:, :4], step.key, step.value, step.cache, step.batch)
     torch.testing.assert_close(decode(strided).double(), wanted, atol=2e-5, rtol=1e-4)
 
 

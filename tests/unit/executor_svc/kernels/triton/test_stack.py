@@ -1,0 +1,67 @@
+"""A tiny decoder as one stack, its kernels in Triton's interpreter, against the same stack in plain torch."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from executor_svc.kernels.batch import LayerCache
+from executor_svc.kernels.triton.backend import TritonBackend
+from executor_svc.model.attention import register_attention
+from executor_svc.model.cuda_functions import triton_functions
+from executor_svc.model.cuda_rewrite import StackedModel, rewrite_for_cuda
+from executor_svc.model.forward_context import ForwardContext, use
+from executor_svc.model.self_check import packed_batch
+from executor_svc.model.stack_functions import TORCH_FUNCTIONS, StackFunctions
+from tests.unit.executor_svc.model.tiny import config_of, disturb_vectors
+
+CPU = torch.device("cpu")
+TINY: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "vocab_size": 20,
+}
+CONFIGS = {
+    "llama": ("LlamaConfig", {"num_key_value_heads": 1}),
+    "qwen2": ("Qwen2Config", {"num_key_value_heads": 1}),
+    "qwen3": ("Qwen3Config", {"num_key_value_heads": 1, "head_dim": 16}),
+    "gemma3": ("Gemma3TextConfig", {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20}),
+    "phi3": ("Phi3Config", {"num_key_value_heads": 2}),
+}
+
+
+@torch.inference_mode()
+def run(model: Any, functions: StackFunctions) -> Tensor:
+    """A chunk and a decode together, then decodes alone; logits of some tokens."""
+    stacked: StackedModel = model.forward
+    stacked.stack.functions = functions
+    shape = (4, model.config.num_key_value_heads, 16, 16)
+    caches = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
+    backend = TritonBackend("cpu", 4)
+    found = []
+    for parts in ([(0, 0, 3)], [(0, 3, 4), (1, 0, 4)], [(1, 4, 5), (0, 4, 5)]):
+        batch = packed_batch(parts, [[3, 1], [2]], block_size=16)
+        positions = torch.cat([torch.arange(start, end) for _, start, end in parts])
+        with use(ForwardContext(batch, backend, caches)):
+            out = model(
+                input_ids=(positions * 3 + 1)[None] % 20,
+                position_ids=positions[None],
+                logits_to_keep=torch.tensor([0, len(positions) - 1]),
+            )
+        found.append(out.logits[0])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_kernels_compute_what_torch_does(family: str) -> None:
+    register_attention()
+    class_name, changes = CONFIGS[family]
+    model = transformers.AutoModelForCausalLM.from_config(config_of(class_name, **TINY, **changes), dtype=torch.float32)
+    disturb_vectors(model)
+    rewrite_for_cuda(model.eval().requires_grad_(False), functions=TORCH_FUNCTIONS)
+    wanted = run(model, TORCH_FUNCTIONS)
+    torch.testing.assert_close(run(model, triton_functions(CPU)), wanted, rtol=1e-4, atol=1e-4)
