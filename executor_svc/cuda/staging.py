@@ -13,7 +13,7 @@ from common.ids import BlockId
 from executor_svc.cuda.stream import CudaStream, Mark
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 
-_BUFFER_BYTES = 64 << 20
+BUFFER_BYTES = 64 << 20
 
 
 class _Buffer:
@@ -36,18 +36,19 @@ class _Buffer:
 class StagedBlocks:
     """The BlockMemory (executor_svc/transfer.py) of a GPU. All but mark belongs to the transfer thread."""
 
-    def __init__(self, pool: CudaKvPool, steps: CudaStream):
+    def __init__(self, pool: CudaKvPool, steps: CudaStream, buffer_bytes: int = BUFFER_BYTES):
         """Takes the staging memory.
 
         Args:
             pool: whose blocks travel.
             steps: the stream that steps run on.
+            buffer_bytes: of each of the two buffers; a block fits in any case.
         """
         self.num_blocks = pool.num_blocks
         self._pool = pool
         self._steps = steps
         self._stream = CudaStream(steps.device)
-        self._blocks_at_once = max(1, min(pool.num_blocks, _BUFFER_BYTES // pool.block_bytes))
+        self._blocks_at_once = max(1, min(pool.num_blocks, buffer_bytes // pool.block_bytes))
         num_bytes = self._blocks_at_once * pool.block_bytes
         self._buffers = [
             _Buffer(self._stream.host_buffer(num_bytes).view(self._blocks_at_once, pool.block_bytes)) for _ in range(2)
