@@ -86,7 +86,7 @@ def test_matches_transformers_in_chunks(model_folder: Path, prompts: Tokens, exp
 
 def test_matches_transformers_under_preemption(model_folder: Path, prompts: Tokens, expected_long: Tokens) -> None:
     """(e) so few blocks that requests are preempted and recomputed."""
-    config = StackConfig(model_folder, executor_flags=("--num-blocks", "96"), scheduler_flags=NO_CACHE, with_store=False)
+    config = StackConfig(model_folder, executor_flags=("--num-blocks", "72"), scheduler_flags=NO_CACHE, with_store=False)
     with running_stack(config) as stack:
         check(ask_all_at_once(stack, prompts, expected_long), expected_long)
         assert num_preemptions(stack) > 0
