@@ -9,18 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from executor_svc.kernels.batch import Rotary
 from executor_svc.kernels.triton.activation import act_mul
+from executor_svc.kernels.triton.backend import TritonBackend
+from executor_svc.kernels.triton.kv_write import rope_write_kv
 from executor_svc.kernels.triton.linear import MAX_REDUCE_ROWS, Norm, StreamWorkspace, stream_linear
 from executor_svc.kernels.triton.linear_configs import ProductShape, by_rule, choose
 from executor_svc.kernels.triton.norm import add_rms_norm, rms_norm, sandwich_rms_norm
+from executor_svc.model.forward_context import ForwardContext
 from executor_svc.model.stack_functions import StackFunctions, torch_attention
-from executor_svc.model.stack_parts import NormPart, ProductPart
+from executor_svc.model.stack_parts import AttentionPart, NormPart, ProductPart
 
 
 def triton_functions(device: torch.device) -> StackFunctions:
     """The fast way on a device with CUDA."""
     products = StreamedProducts(device)
-    return StackFunctions(triton_norm, products, torch_attention, absorbs=products.absorbs)
+    return StackFunctions(triton_norm, products, triton_attention, absorbs=products.absorbs)
 
 
 def triton_norm(
@@ -39,6 +43,40 @@ def triton_norm(
         add_rms_norm(x, residual, norm.weight, norm.epsilon, out, rows=rows)
     else:
         sandwich_rms_norm(x, residual, post.weight, norm.weight, norm.epsilon, out, rows=rows)
+
+
+def triton_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:
+    """See AttentionFunction."""
+    backend, batch, call = context.backend, context.batch, part.call
+    if not isinstance(backend, TritonBackend):
+        return torch_attention(qkv, positions, part, context)
+    num_tokens, num_heads, num_kv_heads = qkv.shape[0], part.num_heads, part.num_kv_heads
+    cache = context.layer_cache(call.layer_idx)
+    # Chunks attend to their own keys where they are fresh; decodes read all of them from the cache.
+    num_rotated = num_heads + (num_kv_heads if batch.num_decodes < batch.num_seqs else 0)
+    rotated = qkv.new_empty(num_tokens, num_rotated, part.head_dim)
+    norms = (None, None) if part.q_norm is None or part.k_norm is None else (part.q_norm.weight, part.k_norm.weight)
+    rope_write_kv(
+        qkv,
+        positions,
+        batch.slot_mapping,
+        cache,
+        rotated,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=part.head_dim,
+        rotary=Rotary(part.rotary.cos, part.rotary.sin),
+        q_norm_weight=norms[0],
+        k_norm_weight=norms[1],
+        norm_eps=1e-6 if part.q_norm is None else part.q_norm.epsilon,
+    )
+    value = qkv.view(num_tokens, -1, part.head_dim)[:, num_heads + num_kv_heads :]
+    key = rotated[:, num_heads:] if num_rotated > num_heads else value
+    out = backend.attend_written(
+        rotated[:, :num_heads], key, value, cache, batch, scale=call.scale, window=call.window, softcap=call.softcap, sinks=None
+    )
+    context.note_attended(call.layer_idx)
+    return out.flatten(1)
 
 
 def library_product(x: Tensor, product: ProductPart, out: Tensor) -> None:

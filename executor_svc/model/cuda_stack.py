@@ -66,11 +66,11 @@ class DecoderStack:
         call, first = self.functions, self.layers[0]
         num_tokens, width = residual.shape
         normed, delta = (residual.new_empty(num_tokens, width, dtype=dtype) for _ in range(2))
-        qkv, heads, gated = self._activations(residual, dtype)
+        qkv, gated = self._activations(residual, dtype)
         call.norm(residual, first.attention_norm, normed)
         for number, layer in enumerate(self.layers):
             call.product(normed, layer.qkv, qkv)
-            call.attention(qkv, positions, layer.attention, context, heads)
+            heads = call.attention(qkv, positions, layer.attention, context)
             call.product(heads, layer.output, delta)
             call.norm(delta, layer.mlp_norm, normed, residual=residual, post=layer.post_attention_norm)
             call.product(normed, layer.gate_up, gated)
@@ -87,10 +87,10 @@ class DecoderStack:
     ) -> Tensor:
         """Products normalise what they read, and add what they compute to the residual stream."""
         call = self.functions
-        qkv, heads, gated = self._activations(residual, dtype)
+        qkv, gated = self._activations(residual, dtype)
         for layer in self.layers:
             call.product(residual, layer.qkv, qkv, norm=layer.attention_norm)
-            call.attention(qkv, positions, layer.attention, context, heads)
+            heads = call.attention(qkv, positions, layer.attention, context)
             call.product(heads, layer.output, residual, add=True)
             call.product(residual, layer.gate_up, gated, norm=layer.mlp_norm)
             call.product(gated, layer.down, residual, add=True)
@@ -99,9 +99,10 @@ class DecoderStack:
         call.norm(residual, self._final_norm, out, rows=keep)
         return out
 
-    def _activations(self, residual: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """What layers hand from call to call: heads before and after attention, gated values."""
+    def _activations(self, residual: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What products hand on: heads before attention, gated values."""
         first = self.layers[0]
-        widths = (first.qkv.num_outputs, first.output.weight.shape[1], first.gate_up.num_outputs)
-        qkv, heads, gated = (residual.new_empty(residual.shape[0], width, dtype=dtype) for width in widths)
-        return qkv, heads, gated
+        qkv, gated = (
+            residual.new_empty(residual.shape[0], product.num_outputs, dtype=dtype) for product in (first.qkv, first.gate_up)
+        )
+        return qkv, gated

@@ -67,15 +67,17 @@ class ProductFunction(Protocol):
 class AttentionFunction(Protocol):
     """Everything between two products: head norms, rotary embedding, KV write, attention."""
 
-    def __call__(self, qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext, out: Tensor) -> None:
-        """Computes into out.
+    def __call__(self, qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:
+        """One layer's.
 
         Args:
             qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
             positions: int64 [num_tokens].
             part: of the layer.
             context: of the step.
-            out: [num_tokens, num_heads * head_dim].
+
+        Returns:
+            [num_tokens, num_heads * head_dim].
         """
         ...
 
@@ -138,7 +140,7 @@ def torch_product(x: Tensor, product: ProductPart, out: Tensor, *, norm: NormPar
         out.copy_(result)
 
 
-def torch_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext, out: Tensor) -> None:
+def torch_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:
     """See AttentionFunction."""
     heads = qkv.view(qkv.shape[0], -1, part.head_dim)
     query, key, value = heads.split_with_sizes((part.num_heads, part.num_kv_heads, part.num_kv_heads), dim=1)
@@ -146,7 +148,7 @@ def torch_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context
     query, key = (
         rotate(_head_norm(x.float(), norm), rotary).to(qkv.dtype) for x, norm in ((query, part.q_norm), (key, part.k_norm))
     )
-    out.copy_(context.attend(part.call, query, key, value).flatten(1))
+    return context.attend(part.call, query, key, value).flatten(1)
 
 
 def _head_norm(heads: Tensor, norm: NormPart | None) -> Tensor:

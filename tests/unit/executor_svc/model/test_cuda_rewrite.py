@@ -14,37 +14,15 @@ from executor_svc.model.cuda_rewrite import rewrite_for_cuda
 from executor_svc.model.forward_context import ForwardContext, use
 from executor_svc.model.self_check import packed_batch
 from executor_svc.model.stack_functions import TORCH_FUNCTIONS, StackFunctions
-from tests.unit.executor_svc.model.tiny import SERVED, config_of
+from tests.unit.executor_svc.model.tiny import SERVED, STACKED, config_of, disturb_vectors
 
 NUM_LAYERS, HEAD_DIM = 4, 16
-FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {}),
-    "llama_with_biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
-    "llama_with_gelu": ("LlamaConfig", {"hidden_act": "gelu_pytorch_tanh"}),
-    "llama_tied": ("LlamaConfig", {"tie_word_embeddings": True}),
-    "llama3_rope": ("LlamaConfig", {"rope_parameters": SERVED["llama3_rope"]().rope_parameters}),
-    "mistral": ("MistralConfig", {"sliding_window": 5, "head_dim": 16}),
-    "qwen2": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
-    "qwen3": ("Qwen3Config", {"head_dim": 16}),
-    "gemma2": (
-        "Gemma2Config",
-        {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
-    ),
-    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20}),
-    "phi3": ("Phi3Config", {"sliding_window": 5}),
-    "phi3_partial": (
-        "Phi3Config",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-    ),
-}
 
 
-def make_model(class_name: str, **changes: Any) -> Any:
+def make_model(config: Any) -> Any:
     register_attention()
-    model = transformers.AutoModelForCausalLM.from_config(config_of(class_name, **changes), dtype=torch.float32)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:  # norms and biases: as they are initialised, a mistake with them would not show
-            parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    disturb_vectors(model)
     model.set_attn_implementation(ATTENTION_NAME)
     return model.eval().requires_grad_(False)
 
@@ -69,10 +47,9 @@ def logits(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("absorbing", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", STACKED)
 def test_logits_stay(form: str, absorbing: bool) -> None:
-    class_name, changes = FORMS[form]
-    model = make_model(class_name, **changes)
+    model = make_model(STACKED[form]())
     before = logits(model)
     functions = TORCH_FUNCTIONS
     functions = StackFunctions(functions.norm, functions.product, functions.attention, absorbs=lambda num_rows: absorbing)
@@ -86,8 +63,7 @@ def test_logits_stay(form: str, absorbing: bool) -> None:
 
 @pytest.mark.parametrize("form", ["llama", "qwen2"])
 def test_merged_weights_are_held_once(form: str) -> None:
-    class_name, changes = FORMS[form]
-    model = make_model(class_name, **changes)
+    model = make_model(STACKED[form]())
     before = sum(parameter.numel() for parameter in model.parameters())
     weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
 
@@ -115,17 +91,17 @@ def test_other_forms_stay_and_say_why(family: str) -> None:
 
 
 def test_an_activation_without_a_kernel_stays() -> None:
-    report = rewrite_for_cuda(make_model("LlamaConfig", hidden_act="relu"), functions=TORCH_FUNCTIONS)
+    report = rewrite_for_cuda(make_model(config_of("LlamaConfig", hidden_act="relu")), functions=TORCH_FUNCTIONS)
     assert "activation without a kernel" in report.skipped["stack"]
 
 
 def test_int8_weights_stay() -> None:
-    report = rewrite_for_cuda(make_model("LlamaConfig"), quantization="int8", functions=TORCH_FUNCTIONS)
+    report = rewrite_for_cuda(make_model(config_of("LlamaConfig")), quantization="int8", functions=TORCH_FUNCTIONS)
     assert "int8" in report.skipped["stack"]
 
 
 def test_a_rewritten_model_keeps_no_cache_of_its_own() -> None:
-    model = make_model("LlamaConfig")
+    model = make_model(config_of("LlamaConfig"))
     rewrite_for_cuda(model, functions=TORCH_FUNCTIONS)
     ids = torch.arange(3)[None]
     with pytest.raises(ValueError, match="paged cache only"):

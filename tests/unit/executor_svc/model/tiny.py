@@ -87,6 +87,35 @@ SERVED: dict[str, Any] = {
 }
 """Makers of configs, by family."""
 
+STACKED: dict[str, Any] = {
+    "llama": lambda: config_of("LlamaConfig"),
+    "llama_with_biases": lambda: config_of("LlamaConfig", attention_bias=True, mlp_bias=True),
+    "llama_with_gelu": lambda: config_of("LlamaConfig", hidden_act="gelu_pytorch_tanh"),
+    "llama_tied": lambda: config_of("LlamaConfig", tie_word_embeddings=True),
+    "llama3_rope": lambda: config_of("LlamaConfig", rope_parameters=SERVED["llama3_rope"]().rope_parameters),
+    "mistral": lambda: config_of("MistralConfig", sliding_window=5, head_dim=16),
+    "qwen2": lambda: config_of("Qwen2Config", use_sliding_window=True, sliding_window=5, max_window_layers=2),
+    "qwen3": lambda: config_of("Qwen3Config", head_dim=16),
+    "gemma2": lambda: config_of(
+        "Gemma2Config", head_dim=16, sliding_window=5, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
+    ),
+    "gemma3": lambda: config_of("Gemma3TextConfig", head_dim=16, sliding_window=5, query_pre_attn_scalar=20),
+    "phi3": lambda: config_of("Phi3Config", sliding_window=5),
+    "phi3_partial": lambda: config_of(
+        "Phi3Config", rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    ),
+}
+"""Makers of configs of the forms that become one stack on a GPU; heads have 16 dimensions."""
+
+
+def disturb_vectors(model: torch.nn.Module) -> None:
+    """Moves norms' weights and biases away from what they are initialised with, where a mistake would not show."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.data.add_(noise, alpha=0.3)
+
 
 def save_config(config: Any, folder: Path) -> Path:
     """A model folder with a config and nothing else."""

@@ -41,7 +41,7 @@ def run(model: Any, functions: StackFunctions) -> Tensor:
     stacked.stack.functions = functions
     shape = (4, model.config.num_key_value_heads, 16, 16)
     caches = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
-    backend = TritonBackend("cpu", 4)
+    backend = TritonBackend(max_num_seqs=4)
     found = []
     for parts in ([(0, 0, 3)], [(0, 3, 4), (1, 0, 4)], [(1, 4, 5), (0, 4, 5)]):
         batch = packed_batch(parts, [[3, 1], [2]], block_size=16)
