@@ -3,6 +3,7 @@
 A client's cancel, its death and a deadline all arrive as CancelledError in the handler, whose last act is to cancel.
 """
 
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from octavo.scheduler.v1 import inference_service_pb2 as pb
 from octavo.scheduler.v1 import inference_service_pb2_grpc as pb_grpc
 from scheduler_svc.edge import answers, validation
 from scheduler_svc.edge.output import RequestOutput
-from scheduler_svc.edge.pacing import message_interval_s
+from scheduler_svc.edge.pacing import message_interval_s, stream_phase
 from scheduler_svc.edge.preparation import Preparation
 from scheduler_svc.edge.session import Session
 from scheduler_svc.engine import Engine
@@ -31,6 +32,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         self._engine = engine
         self._text = text
         self._preparation = preparation
+        self._stream_numbers = itertools.count()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:  # noqa: N802
         """The whole answer in one message."""
@@ -111,13 +113,15 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             OctavoError: the request failed.
         """
         with_token_ids = self._with_token_ids(message)
+        share = stream_phase(next(self._stream_numbers))
         while True:
             deltas = await output.read()
             is_last = output.is_read
             yield answers.stream_message(generation, deltas, with_token_ids=with_token_ids, is_last=is_last)
             if is_last:
                 return
-            await output.pause(message_interval_s(self._engine.num_open_requests))
+            await output.pause(share * message_interval_s(self._engine.num_open_requests))
+            share = 1.0
 
     def _with_token_ids(self, message: pb.GenerateRequest) -> bool:
         return message.output.return_token_ids or self._text.tokenizer is None

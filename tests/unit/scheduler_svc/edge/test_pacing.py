@@ -1,6 +1,6 @@
 """Many streams share a budget of messages; one stream gets every token at once."""
 
-from scheduler_svc.edge.pacing import MAX_INTERVAL_S, MESSAGES_PER_S, message_interval_s
+from scheduler_svc.edge.pacing import MAX_INTERVAL_S, MESSAGES_PER_S, message_interval_s, stream_phase
 
 
 def test_a_single_stream_is_not_held_back() -> None:
@@ -15,3 +15,10 @@ def test_all_streams_together_stay_within_the_budget() -> None:
 
 def test_no_reader_waits_long() -> None:
     assert message_interval_s(10_000) == MAX_INTERVAL_S
+
+
+def test_streams_that_begin_together_are_spread_over_the_interval() -> None:
+    for first in (0, 1000):
+        phases = sorted(stream_phase(first + i) for i in range(100))
+        gaps = [b - a for a, b in zip(phases, [*phases[1:], phases[0] + 1.0], strict=True)]
+        assert max(gaps) < 0.03
