@@ -111,8 +111,8 @@ def measure_served(options: Options, model: str, folder: Path, figures: Figures,
                 served.stop()
             served = _start_served(options, folder, clients)
             figures.add("start", name, [served.start_s], "s", served.peer, model=model)
-            for phase, seconds in served.startup_phases().items():
-                figures.add("start", f"{name}: {phase}", [seconds], "s", served.peer, model=model)
+            for phase in served.info().startup_phases:
+                figures.add("start", f"{name}: {phase.name}", [phase.seconds], "s", served.peer, model=model)
         served = served or _start_served(options, folder, clients)
         for name in wanted_cases(options.sizes, options.served):
             if not served.is_alive:
@@ -172,7 +172,16 @@ def _say_failed(model: str, workload: str, peer: str, error: Exception) -> None:
 
 
 def _start_served(options: Options, folder: Path, clients: Clients) -> Served:
-    return Served(options.stack_config(folder), clients, _WARM_UP, options.limit_s)
+    served = Served(options.stack_config(folder), clients, _WARM_UP, options.limit_s)
+    info = served.info()
+    memory = ", ".join(f"{name} {num_bytes / 1e9:.3g} GB" for name, num_bytes in sorted(info.memory_bytes.items()))
+    print(
+        f"# {info.model}: {info.dtype} on {info.backend} after {served.start_s:.1f} s, {info.num_blocks} blocks of "
+        f"{info.block_size} tokens, steps of up to {info.max_num_batched_tokens} tokens; {memory}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return served
 
 
 def measure_attention(figures: Figures, limit_s: float) -> None:

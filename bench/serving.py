@@ -111,12 +111,11 @@ class Served:
             sum(load.degraded.values()),
         )
 
-    def startup_phases(self) -> dict[str, float]:
-        """Seconds of the executor's start, by phase, in order."""
+    def info(self) -> executor_service_pb2.ExecutorInfo:
+        """What the executor says of itself."""
         with grpc.insecure_channel(f"unix:{self._folder}/executor-0.sock") as channel:
             executor = executor_service_pb2_grpc.ExecutorServiceStub(channel)
-            info = executor.GetExecutorInfo(executor_service_pb2.GetExecutorInfoRequest(), timeout=10).info
-        return {phase.name: phase.seconds for phase in info.startup_phases}
+            return executor.GetExecutorInfo(executor_service_pb2.GetExecutorInfoRequest(), timeout=10).info
 
     def log_tails(self, num_lines: int = 12) -> str:
         """The end of every process's log."""
