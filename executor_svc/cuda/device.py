@@ -40,7 +40,7 @@ class CudaDevice:
         if settings.backend == "cpu":
             raise StartupError("backend: cpu does not run on a GPU; use --device cpu or another backend")
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self.backend = _backend(settings, self.torch_device)
+        self.backend = _backend(settings)
         self.rewrites: Rewrites = rewrite_for_cuda if settings.rewrites else no_rewrites
         self._settings = settings
 
@@ -162,12 +162,12 @@ class CudaDevice:
         return max(0, torch.cuda.max_memory_reserved(self.torch_device) - before)
 
 
-def _backend(settings: ExecutorSettings, device: torch.device) -> Backend:
+def _backend(settings: ExecutorSettings) -> Backend:
     if settings.backend == "torch":
         return TorchBackend()
     from executor_svc.kernels.triton.backend import TritonBackend
 
-    return TritonBackend(device, settings.max_num_seqs)
+    return TritonBackend(settings.max_num_seqs)
 
 
 def _largest_prefill(limits: BatchLimits) -> list[int]:

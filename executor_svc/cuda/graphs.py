@@ -6,6 +6,7 @@ padding rows have no keys (seq_len 0), no slot (-1), and give their token to the
     numbers of the step -> one copy into static memory -> graph: last tokens -> model -> logits -> largest -> last tokens
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from executor_svc.core.plan import BatchLimits
 from executor_svc.cuda.sampler import greedy_tokens
-from executor_svc.cuda.stream import CudaStream
+from executor_svc.cuda.stream import DeviceStream
 from executor_svc.cuda.upload import Array, Uploads
 from executor_svc.kernels.backend import Backend
 from executor_svc.kernels.batch import AttentionBatch, LayerCache
@@ -91,7 +92,7 @@ class _Graph:
         tokens: int64 [size], same.
     """
 
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     logits: Tensor
     tokens: Tensor
 
@@ -107,7 +108,7 @@ class DecodeGraphs:
         limits: BatchLimits,
         last_tokens: Tensor,
         *,
-        stream: CudaStream,
+        stream: DeviceStream,
         uploads: Uploads,
     ):
         """No graphs yet.
@@ -137,7 +138,6 @@ class DecodeGraphs:
         self._block_tables = torch.zeros(largest, self._width, dtype=torch.int32, device=device)
         self._indices = torch.arange(largest + 1, device=device)
         self._cu_seqlens = torch.arange(largest + 1, dtype=torch.int32, device=device)
-        self._pool = torch.cuda.graph_pool_handle()
 
     @property
     def num_graphs(self) -> int:
@@ -155,14 +155,9 @@ class DecodeGraphs:
             for size in reversed(self._sizes):
                 self._receive(self._idle_rows(size))
                 self._body(size)  # compiles kernels, and takes memory that lives longer than a step
-                torch.cuda.current_stream().synchronize()
-                graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    logits, tokens = self._body(size)
-                finally:
-                    graph.capture_end()
-                self._graphs[size] = _Graph(graph, logits, tokens)
+                self._stream.check()
+                replay, (logits, tokens) = self._stream.capture(functools.partial(self._body, size))
+                self._graphs[size] = _Graph(replay, logits, tokens)
             self._uploads.guard(self._stream.mark())
             self._stream.check()
         progress(f"captured {len(self._graphs)} decode graphs in {time.monotonic() - started:.2f} s")
@@ -180,7 +175,7 @@ class DecodeGraphs:
         if size is None or found is None:
             return None
         self._receive(step.padded(size, self._limits.max_num_seqs))
-        found.graph.replay()
+        found.replay()
         return found.logits[:num_rows], found.tokens[:num_rows]
 
     def _size_for(self, num_rows: int) -> int | None:

@@ -4,11 +4,14 @@ Everything that a step does is queued on one stream, in order; a mark is a point
 its place.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+ResultT = TypeVar("ResultT")
 
 
 class Mark(Protocol):
@@ -56,6 +59,18 @@ class DeviceStream(Protocol):
         """Waits for the end of the queue. Raises what the device failed with."""
         ...
 
+    def capture(self, work: Callable[[], ResultT]) -> tuple[Callable[[], None], ResultT]:
+        """Takes down work instead of queueing it. Within use; the same work has run before.
+
+        Returns:
+            A function that queues the work, over the memory that it had when it was taken down; and the work's result, which
+            is good from then on until other captured work is queued.
+
+        Raises:
+            Exception: the work waits for the device, or does something else that cannot be taken down.
+        """
+        ...
+
 
 class _EventMark:
     """A CUDA event."""
@@ -80,6 +95,7 @@ class CudaStream:
         torch.cuda.synchronize(device)  # what was made on the default stream is there
         stream_class: Any = torch.cuda.Stream  # untyped
         self.stream = stream_class(device)
+        self._graph_memory = torch.cuda.graph_pool_handle()
 
     def use(self) -> AbstractContextManager[object]:
         """See DeviceStream."""
@@ -105,6 +121,16 @@ class CudaStream:
     def check(self) -> None:
         """See DeviceStream."""
         self.stream.synchronize()
+
+    def capture(self, work: Callable[[], ResultT]) -> tuple[Callable[[], None], ResultT]:
+        """See DeviceStream: a CUDA graph. All graphs share one memory, which the largest needs: capture that first."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._graph_memory, capture_error_mode="thread_local")
+        try:
+            result = work()
+        finally:
+            graph.capture_end()
+        return graph.replay, result
 
     def wait_for(self, mark: object) -> None:
         """Work queued here from now on starts after a mark of another stream."""

@@ -1,17 +1,21 @@
 """A queue of work on the CPU in place of a GPU's: results come when their mark is waited for, or later, and not before."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from executor_svc.core.plan import BatchLimits
+from executor_svc.cuda.graphs import DecodeGraphs
 from executor_svc.cuda.runner import CudaRunner
 from executor_svc.cuda.sampler import draw_on_host
+from executor_svc.cuda.stream import ResultT
 from executor_svc.engine import Engine
+from executor_svc.kernels.batch import AttentionBatch, LayerCache
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.pool import KvPool
 from executor_svc.model.load import LoadedModel
@@ -49,6 +53,7 @@ class HostQueue:
         self.gate = threading.Event()
         self.gate.set()
         self._copies: list[tuple[Tensor, Tensor]] = []
+        self._marks: list[HostMark] = []
 
     def use(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -66,14 +71,50 @@ class HostQueue:
 
     def mark(self) -> HostMark:
         copies, self._copies = self._copies, []
-        return HostMark(self.gate, copies)
+        self._marks.append(HostMark(self.gate, copies))
+        return self._marks[-1]
 
     def check(self) -> None:
-        pass
+        for mark in self._marks:
+            mark.wait()
+        self._marks.clear()
+
+    def capture(self, work: Callable[[], ResultT]) -> tuple[Callable[[], None], ResultT]:
+        result: Any = work()
+
+        def replay() -> None:
+            for kept, fresh in zip(result, work(), strict=True):  # type: ignore[call-overload]
+                kept.copy_(fresh)
+
+        return replay, result
 
 
-def queued(engine: Engine, queue: HostQueue) -> Engine:
-    """The engine with its steps on a queue."""
+class PaddedBackend(TorchBackend):
+    """Plain attention that does as backends with graphs do: rows without keys are neither written nor attended."""
+
+    def paged_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, layer_cache: LayerCache, batch: AttentionBatch, **options: Any
+    ) -> Tensor:
+        used = int((batch.seq_lens > 0).sum()) if batch.num_decodes == batch.num_seqs else batch.num_seqs
+        if used == batch.num_seqs:
+            return super().paged_attention(query, key, value, layer_cache, batch, **options)
+        out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+        if used:
+            assert (batch.slot_mapping[used:] < 0).all() and not batch.seq_lens[used:].any()
+            some = replace(
+                batch,
+                slot_mapping=batch.slot_mapping[:used],
+                block_tables=batch.block_tables[:used],
+                cu_seqlens_q=batch.cu_seqlens_q[: used + 1],
+                seq_lens=batch.seq_lens[:used],
+                num_decodes=used,
+            )
+            out[:used] = super().paged_attention(query[:used], key[:used], value[:used], layer_cache, some, **options)
+        return out
+
+
+def queued(engine: Engine, queue: HostQueue, *, graphs: bool = False) -> Engine:
+    """The engine with its steps on a queue; graphs: decodes are captured and replayed."""
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     limits: BatchLimits = runner.batch.limits
@@ -83,9 +124,20 @@ def queued(engine: Engine, queue: HostQueue) -> Engine:
         runner.model,
         engine.pool,
         [spec.layer_idx for spec in runner.model.layer_specs],
-        backend=TorchBackend(),
+        backend=PaddedBackend(),
         draw=draw_on_host,
         limits=limits,
         stream=queue,
     )
+    if graphs:
+        queued_runner.graphs = DecodeGraphs(
+            runner.model.forward,
+            PaddedBackend(),
+            queued_runner.layer_caches,
+            limits,
+            queued_runner.last_tokens,
+            stream=queue,
+            uploads=queued_runner.uploads,
+        )
+        queued_runner.graphs.capture(lambda text: None)
     return replace(engine, runner=queued_runner)

@@ -52,11 +52,11 @@ class Rig:
         return [outcome for outcome in found if isinstance(outcome, StepOutcome)]
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine, HostQueue]:
+@pytest.fixture(scope="module", params=["eager", "graphs"])
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine, HostQueue]:
     gate = HostQueue()
     folder = tmp_path_factory.mktemp("model")
-    return make_engine(folder), queued(make_engine(folder), gate), gate
+    return make_engine(folder), queued(make_engine(folder), gate, graphs=request.param == "graphs"), gate
 
 
 @pytest.fixture
