@@ -78,6 +78,10 @@ class StackedModel:
         hidden = self.stack.forward(input_ids[0], position_ids[0], current(), keep)
         return StackOutput(self.logits(hidden)[None])
 
+    def with_functions(self, functions: StackFunctions) -> "StackedModel":
+        """The same model, computed in another way."""
+        return StackedModel(self.stack.with_functions(functions), self._head, self._final_softcap)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] to [num_rows, vocab_size]."""
         logits = hidden.new_empty(hidden.shape[0], self._head.num_outputs)

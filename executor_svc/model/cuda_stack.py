@@ -21,7 +21,7 @@ class DecoderStack:
     """A model from token ids to what its head reads.
 
     Attributes:
-        functions: how it is computed; may be replaced between steps.
+        functions: how it is computed.
         layers: in order.
     """
 
@@ -40,6 +40,10 @@ class DecoderStack:
         self.layers = layers
         self._embed = embed
         self._final_norm = final_norm
+
+    def with_functions(self, functions: StackFunctions) -> "DecoderStack":
+        """The same stack, computed in another way."""
+        return DecoderStack(self._embed, self.layers, self._final_norm, functions)
 
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor | None = None) -> Tensor:
         """One step.

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.backend import TritonBackend
-from executor_svc.model.attention import register_attention
+from executor_svc.model.attention import ATTENTION_NAME, register_attention
 from executor_svc.model.cuda_functions import triton_functions
 from executor_svc.model.cuda_rewrite import StackedModel, rewrite_for_cuda
 from executor_svc.model.forward_context import ForwardContext, use
 from executor_svc.model.self_check import packed_batch
-from executor_svc.model.stack_functions import TORCH_FUNCTIONS, StackFunctions
+from executor_svc.model.stack_functions import TORCH_FUNCTIONS
+from executor_svc.step_inspection import rewrite_variants
 from tests.unit.executor_svc.model.tiny import config_of, disturb_vectors
 
 CPU = torch.device("cpu")
@@ -35,10 +36,9 @@ CONFIGS = {
 
 
 @torch.inference_mode()
-def run(model: Any, functions: StackFunctions) -> Tensor:
+def run(model: Any, forward: Any) -> Tensor:
     """A chunk and a decode together, then decodes alone; logits of some tokens."""
-    stacked: StackedModel = model.forward
-    stacked.stack.functions = functions
+    model.forward = forward
     shape = (4, model.config.num_key_value_heads, 16, 16)
     caches = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
     backend = TritonBackend(max_num_seqs=4)
@@ -50,6 +50,7 @@ def run(model: Any, functions: StackFunctions) -> Tensor:
             out = model(
                 input_ids=(positions * 3 + 1)[None] % 20,
                 position_ids=positions[None],
+                use_cache=False,
                 logits_to_keep=torch.tensor([0, len(positions) - 1]),
             )
         found.append(out.logits[0])
@@ -63,5 +64,18 @@ def test_kernels_compute_what_torch_does(family: str) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config_of(class_name, **TINY, **changes), dtype=torch.float32)
     disturb_vectors(model)
     rewrite_for_cuda(model.eval().requires_grad_(False), functions=TORCH_FUNCTIONS)
-    wanted = run(model, TORCH_FUNCTIONS)
-    torch.testing.assert_close(run(model, triton_functions(CPU)), wanted, rtol=1e-4, atol=1e-4)
+    stacked: StackedModel = model.forward
+    wanted = run(model, stacked)
+    torch.testing.assert_close(run(model, stacked.with_functions(triton_functions(CPU))), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_every_rewrite_can_be_off_by_itself() -> None:
+    register_attention()
+    config = config_of("LlamaConfig", num_key_value_heads=1, **{**TINY, "num_hidden_layers": 2})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.set_attn_implementation(ATTENTION_NAME)
+    found = {variant.name: run(model, variant.forward) for variant in rewrite_variants(model.eval().requires_grad_(False), CPU)}
+    wanted = found.pop("none: transformers' own modules")
+    assert len(found) == 6
+    for logits in found.values():
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
