@@ -1,0 +1,67 @@
+"""Compiles the kernels for one architecture and prints what was compiled; a process of its own, where nothing is interpreted.
+
+Arguments: the architecture (for example 90) and the dtype (for example bfloat16).
+"""
+
+import sys
+
+import torch
+
+from executor_svc.kernels.batch import LayerCache, Rotary
+from executor_svc.kernels.triton.configs import default_config
+from executor_svc.kernels.triton.decode import KERNEL as DECODE
+from executor_svc.kernels.triton.decode import DecodeWorkspace, paged_decode
+from executor_svc.kernels.triton.kv_write import rope_write_kv, write_kv
+from executor_svc.kernels.triton.prefill_kernel import KERNEL as PREFILL
+from executor_svc.kernels.triton.prefill_kernel import triton_prefill
+from tests.unit.executor_svc.kernels.triton.compile_only import compiling_for
+
+# Heads, KV heads, head_dim_k, head_dim_v, window, softcap, sinks.
+FORMS = [
+    (32, 8, 128, 128, None, None, False),
+    (4, 1, 256, 256, 64, 50.0, False),
+    (9, 3, 64, 64, 64, None, True),
+]
+
+
+def compile_forms(capability: int, dtype: torch.dtype) -> None:
+    for num_heads, num_kv_heads, head_dim_k, head_dim_v, window, softcap, with_sinks in FORMS:
+        cache = LayerCache(
+            torch.zeros(2, num_kv_heads, 16, head_dim_k, dtype=dtype), torch.zeros(2, num_kv_heads, 16, head_dim_v, dtype=dtype)
+        )
+        query = torch.zeros(2, num_heads, head_dim_k, dtype=dtype)
+        out = torch.zeros(2, num_heads, head_dim_v, dtype=dtype)
+        tables, lens = torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+        sinks = torch.zeros(num_heads, dtype=dtype) if with_sinks else None
+        workspace = DecodeWorkspace(2, num_heads, head_dim_v, 4, "cpu")
+        paged_decode(
+            query, cache, tables, lens, out, scale=0.1, window=window, softcap=softcap, sinks=sinks,
+            workspace=workspace, config=default_config(DECODE, capability),
+        )  # fmt: skip
+        triton_prefill(
+            query, cache, tables, torch.zeros(3, dtype=torch.int32), lens, out, scale=0.1, window=window, softcap=softcap,
+            sinks=sinks, config=default_config(PREFILL, capability),
+        )  # fmt: skip
+
+
+def compile_writes(dtype: torch.dtype) -> None:
+    cache = LayerCache(torch.zeros(2, 3, 16, 64, dtype=dtype), torch.zeros(2, 3, 16, 64, dtype=dtype))
+    heads, slots = torch.zeros(2, 3, 64, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    write_kv(heads, heads, slots, cache)
+    table = torch.zeros(5, 48)
+    rope_write_kv(
+        torch.zeros(2, 15 * 64, dtype=dtype), slots, slots, cache, torch.zeros(2, 9, 64, dtype=dtype), num_heads=9,
+        num_kv_heads=3, head_dim=64, rotary=Rotary(table, table), q_norm_weight=heads[0, 0], k_norm_weight=heads[0, 0],
+    )  # fmt: skip
+
+
+def main() -> None:
+    capability, dtype = int(sys.argv[1]), getattr(torch, sys.argv[2])
+    with compiling_for(capability) as device:
+        compile_forms(capability, dtype)
+        compile_writes(dtype)
+    print(*device.compiled)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Every kernel compiles for the architectures we name, and fits into their shared memory. No GPU is needed."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "float16"), (86, "bfloat16"), (90, "bfloat16"), (100, "bfloat16")])
+def test_kernels_compile(capability: int, dtype: str) -> None:
+    command = [sys.executable, "-m", "tests.unit.executor_svc.kernels.triton.compile_kernels", str(capability), dtype]
+    not_interpreted = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, env=not_interpreted, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert Counter(done.stdout.split()) == {
+        "_paged_decode_kernel": 3,
+        "_paged_prefill_kernel": 3,
+        "_write_kv_kernel": 1,
+        "_rope_write_kv_kernel": 1,
+    }
