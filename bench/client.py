@@ -4,6 +4,7 @@
 
 {"target", "timeout_s", "items": [[token_ids, num_output_tokens, arrival_s], ...]} is answered by {"ready": true} once the
 channel is up and every request is made; {"start_at_s": t}, on the system's monotonic clock, by {"answers", "cpu_s"} at the end.
+Instead of items there can be "conversations", lists of every turn's new token ids, with "num_in_flight" and "num_output_tokens".
 Knows gRPC and the public protos; knows no workload and no figure. Several of these share the load, so that none is the limit.
 """
 
@@ -67,8 +68,9 @@ async def _stream(
     start_at_s: float,
     arrival_s: float,
     end_at_s: float,
+    token_ids: list[int] | None = None,
 ) -> Answer:
-    """One request from its sending to its end; an error is part of the answer."""
+    """One request from its sending to its end; an error is part of the answer. The output goes to token_ids."""
     answer = Answer()
     if (wait_s := start_at_s + arrival_s - time.monotonic()) > 0:
         await asyncio.sleep(wait_s)
@@ -80,6 +82,8 @@ async def _stream(
                 answer.first_s = answer.first_s or answer.last_s
                 answer.num_tokens += num_tokens
                 answer.num_messages += 1
+                if token_ids is not None:
+                    token_ids += [token_id for delta in response.deltas for token_id in delta.token_ids]
             answer.num_cached = response.usage.cached_tokens
     except grpc.aio.AioRpcError as error:
         answer.error = f"{error.code().name}: {error.details()}"
@@ -88,6 +92,33 @@ async def _stream(
     if answer.num_tokens != wanted:
         answer.error = f"{answer.num_tokens} tokens came, {wanted} were asked for"
     return answer
+
+
+async def _converse(
+    stub: "pb_grpc.InferenceServiceAsyncStub", command: dict[str, Any], start_at_s: float, end_at_s: float
+) -> list[Answer]:
+    """All turns of all conversations, so many in flight; answers in order of turns, in each turn of conversations."""
+    conversations: list[list[list[int]]] = command["conversations"]
+    num_turns, num_output = len(conversations[0]), command["num_output_tokens"]
+    said: list[list[int]] = [[] for _ in conversations]
+    idle = [asyncio.Lock() for _ in conversations]
+    places = asyncio.Semaphore(command["num_in_flight"])
+
+    async def answer(turn: int, user: int) -> Answer:
+        try:
+            async with idle[user]:
+                said[user] += conversations[user][turn]
+                request = request_message(said[user], num_output)
+                return await _stream(stub, request, start_at_s, 0.0, end_at_s, said[user])
+        finally:
+            places.release()
+
+    tasks = []
+    for turn in range(num_turns):
+        for user in range(len(conversations)):
+            await places.acquire()
+            tasks.append(asyncio.create_task(answer(turn, user)))
+    return await asyncio.gather(*tasks)
 
 
 class Client:
@@ -103,7 +134,9 @@ class Client:
 
     async def _run(self, command: dict[str, Any]) -> dict[str, Any]:
         """All requests of one command."""
-        requests = [(request_message(token_ids, num_output), arrival_s) for token_ids, num_output, arrival_s in command["items"]]
+        requests = [
+            (request_message(token_ids, num_output), arrival_s) for token_ids, num_output, arrival_s in command.get("items", ())
+        ]
         channel = self._channels.get(command["target"])
         if channel is None:
             channel = self._channels[command["target"]] = grpc.aio.insecure_channel(command["target"], options=_OPTIONS)
@@ -116,9 +149,11 @@ class Client:
         start_at_s = json.loads(await _readline())["start_at_s"]
         end_at_s = start_at_s + command["timeout_s"]
         cpu_s = time.process_time()
-        answers = await asyncio.gather(
-            *(_stream(stub, request, start_at_s, arrival_s, end_at_s) for request, arrival_s in requests)
-        )
+        if "conversations" in command:
+            answers = await _converse(stub, command, start_at_s, end_at_s)
+        else:
+            streams = (_stream(stub, request, start_at_s, arrival_s, end_at_s) for request, arrival_s in requests)
+            answers = await asyncio.gather(*streams)
         return {"answers": [asdict(answer) for answer in answers], "cpu_s": time.process_time() - cpu_s}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.client import Answer
-from bench.workloads import WorkItem
+from bench.workloads import Turns, WorkItem
 
 _LEAD_S = 0.05
 _GRACE_S = 20.0
@@ -72,25 +72,51 @@ class Clients:
         Raises:
             RunError: a request failed or took too long; the message is the first one's.
         """
-        self._start()
         parts = [items[i :: self._num_processes] for i in range(self._num_processes)]
-        users = [(process, part) for process, part in zip(self._processes, parts, strict=True) if part]
-        with ThreadPoolExecutor(len(users)) as pool:
-            for process, part in users:
-                requests = [(item.prompt_token_ids, item.num_output_tokens, item.arrival_s) for item in part]
-                _send(process, {"target": target, "timeout_s": timeout_s, "items": requests})
-            self._receive(pool, [process for process, _ in users], timeout_s)
-            start_at_s = time.monotonic() + _LEAD_S
-            for process, _ in users:
-                _send(process, {"start_at_s": start_at_s})
-            replies = self._receive(pool, [process for process, _ in users], timeout_s)
+        commands = [
+            {"items": [(item.prompt_token_ids, item.num_output_tokens, item.arrival_s) for item in part]}
+            for part in parts
+            if part
+        ]
+        run = self._carry_out(target, commands, timeout_s)
+        # What was dealt out in turn is collected in turn.
         answers: list[Answer | None] = [None] * len(items)
-        for i, reply in enumerate(replies):
-            answers[i :: self._num_processes] = [Answer(**answer) for answer in reply["answers"]]
-        run = Run(tuple(answer for answer in answers if answer is not None))
-        if errors := [answer.error for answer in run.answers if answer.error]:
-            raise RunError(f"{len(errors)} of {len(items)} requests failed, the first: {errors[0]}")
-        return Run(run.answers, max(reply["cpu_s"] for reply in replies) / max(run.total_s, 1e-9))
+        at = 0
+        for i, part in enumerate(parts):
+            answers[i :: self._num_processes] = run.answers[at : at + len(part)]
+            at += len(part)
+        return Run(tuple(answer for answer in answers if answer is not None), run.client_cpu)
+
+    def run_turns(self, target: str, turns: Turns, timeout_s: float) -> Run:
+        """All conversations from one process; the answers of the first turn come first.
+
+        Raises:
+            RunError: see run.
+        """
+        command = {
+            "conversations": [conversation.new_token_ids for conversation in turns.conversations],
+            "num_in_flight": turns.num_in_flight,
+            "num_output_tokens": turns.num_output_tokens,
+        }
+        return self._carry_out(target, [command], timeout_s)
+
+    def _carry_out(self, target: str, commands: Sequence[dict[str, Any]], timeout_s: float) -> Run:
+        """One command per process, all begun at the same time; answers in order of commands."""
+        self._start()
+        users = self._processes[: len(commands)]
+        with ThreadPoolExecutor(len(users)) as pool:
+            for process, command in zip(users, commands, strict=True):
+                _send(process, {"target": target, "timeout_s": timeout_s, **command})
+            self._receive(pool, users, timeout_s)
+            start_at_s = time.monotonic() + _LEAD_S
+            for process in users:
+                _send(process, {"start_at_s": start_at_s})
+            replies = self._receive(pool, users, timeout_s)
+        answers = tuple(Answer(**answer) for reply in replies for answer in reply["answers"])
+        if errors := [answer.error for answer in answers if answer.error]:
+            raise RunError(f"{len(errors)} of {len(answers)} requests failed, the first: {errors[0]}")
+        run = Run(answers)
+        return Run(answers, max(reply["cpu_s"] for reply in replies) / max(run.total_s, 1e-9))
 
     def stop(self) -> None:
         """Ends the processes."""

@@ -1,7 +1,8 @@
 """Every GPU workload through gRPC, in process, and beside vLLM's figures of the same card.
 
     python -m bench.gpu [--models llama-8b,qwen3-0.6b] [--workloads decode,mixed,"prefill 1 x 8192"] [--repeat 2] [--limit 150]
-                        [--trace azure_llm_2023_conv.csv] [--in-process decode,mixed] [--json FILE]
+                        [--trace azure_llm_2023_conv.csv] [--mooncake-trace mooncake_conversation.jsonl]
+                        [--in-process decode,mixed] [--json FILE]
     python -m bench.gpu --smoke          the same with a tiny model on the CPU, in seconds: tries the benchmark itself out
 
 Clients are processes of their own; so are scheduler, executor and block store. Weights are random, prompts are token ids,
@@ -17,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,15 @@ from bench.figures import Figures
 from bench.gpu_cases import SMOKE, Bench, Sizes, cases
 from bench.models import CONFIGS, make_model_folder
 from bench.serving import InProcess, Served, Serving
+from bench.store_cases import store_cases
 from tests.e2e.stack import StackConfig
 
 NO_GPU = (
     "bench.gpu measures an NVIDIA GPU, and torch finds none on this machine. Run it where there is one, or try the benchmark "
     "itself out on the CPU: python -m bench.gpu --smoke"
 )
+_ALL = "decode,prefill,mixed,prefix,azure,turns,reload,mooncake,attention"
 _MAX_NUM_SEQS = 256
-_STORE_BYTES = 60 << 30
 _WARM_UP = workloads.decode(1, 9, 8, 2)
 
 
@@ -49,7 +51,8 @@ class Options:
         starts: how often the services are started and timed.
         limit_s: of one workload, and of a start.
         more_executor, more_scheduler: further flags of the services, for experiments.
-        with_store: whether there is a block store.
+        with_store: whether there is a block store in the workloads that do not ask for one.
+        store_bytes: of a block store.
     """
 
     models: tuple[str, ...]
@@ -64,9 +67,11 @@ class Options:
     num_threads: int = 4
     max_num_batched_tokens: int = 8192
     trace: Path | None = None
+    mooncake_trace: Path | None = None
     more_executor: tuple[str, ...] = ()
     more_scheduler: tuple[str, ...] = ()
     with_store: bool = False
+    store_bytes: int = 60 << 30
 
     @property
     def executor_settings(self) -> dict[str, Any]:
@@ -91,7 +96,7 @@ class Options:
             model=folder,
             executor_flags=tuple(flags),
             scheduler_flags=("--max-chunk-tokens", str(self.max_num_batched_tokens), *self.more_scheduler),
-            store_flags=("--capacity-bytes", str(_STORE_BYTES)),
+            store_flags=("--capacity-bytes", str(self.store_bytes)),
             with_store=self.with_store,
             num_threads=self.num_threads,
         )
@@ -114,11 +119,11 @@ def measure_served(options: Options, model: str, folder: Path, figures: Figures,
             for phase in served.info().startup_phases:
                 figures.add("start", f"{name}: {phase.name}", [phase.seconds], "s", served.peer, model=model)
         served = served or _start_served(options, folder, clients)
-        for name in wanted_cases(options.sizes, options.served):
+        for name in wanted_cases(cases(options.sizes), options.served):
             if not served.is_alive:
                 served.stop()
                 served = _start_served(options, folder, clients)
-            if not _measure(options, model, served, figures, name):
+            if not _measure(_bench(options, model, served, figures), name, cases(options.sizes)[name]):
                 print(served.log_tails(), file=sys.stderr, flush=True)
     except RunError as error:
         _say_failed(model, "start", "octavo", error)
@@ -127,9 +132,36 @@ def measure_served(options: Options, model: str, folder: Path, figures: Figures,
             served.stop()
 
 
+def measure_capped(options: Options, model: str, folder: Path, figures: Figures, clients: Clients, *, with_store: bool) -> None:
+    """The workloads whose KV does not fit the device, with a block store or without one."""
+    names = wanted_cases(store_cases(options.sizes), options.served)
+    if not names:
+        return
+    capped = replace(
+        options,
+        with_store=with_store,
+        more_executor=(*options.more_executor, "--num-blocks", str(options.sizes.num_capped_blocks)),
+    )
+    try:
+        served = _start_served(capped, folder, clients)
+    except RunError as error:
+        _say_failed(model, "start", "octavo", error)
+        return
+    try:
+        for name in names:
+            bench = _bench(options, model, served, figures)
+            bench.suffix = " + store" if with_store else ""
+            if not _measure(bench, name, store_cases(options.sizes)[name]):
+                print(served.log_tails(), file=sys.stderr, flush=True)
+                if not served.is_alive:
+                    return
+    finally:
+        served.stop()
+
+
 def measure_in_process(options: Options, model: str, folder: Path, figures: Figures) -> None:
     """The chosen workloads with the engine in one process."""
-    names = wanted_cases(options.sizes, options.in_process)
+    names = wanted_cases(cases(options.sizes), options.in_process)
     if not names:
         return
     try:
@@ -139,7 +171,7 @@ def measure_in_process(options: Options, model: str, folder: Path, figures: Figu
         return
     try:
         for name in names:
-            if not _measure(options, model, engine, figures, name):
+            if not _measure(_bench(options, model, engine, figures), name, cases(options.sizes)[name]):
                 break  # the child is gone
         if options.device == "cuda" and chosen("decode 32", options.in_process):
             busy = engine.busy_share(workloads.decode(32, 13, options.sizes.decode_prompt, 100), 60, options.limit_s)
@@ -150,19 +182,24 @@ def measure_in_process(options: Options, model: str, folder: Path, figures: Figu
         engine.stop()
 
 
-def wanted_cases(sizes: Sizes, wanted: Sequence[str]) -> list[str]:
-    """Names of the workloads that are wanted, in the order in which they are asked for."""
-    return list(dict.fromkeys(name for want in wanted for name in cases(sizes) if chosen(name, (want,))))
+def wanted_cases(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """The names that are wanted, in the order in which they are asked for."""
+    known = list(names)
+    return list(dict.fromkeys(name for want in wanted for name in known if chosen(name, (want,))))
 
 
-def _measure(options: Options, model: str, serving: Serving, figures: Figures, name: str) -> bool:
+def _bench(options: Options, model: str, serving: Serving, figures: Figures) -> Bench:
+    traces = (options.trace, options.mooncake_trace)
+    return Bench(model, serving, figures, options.repeat, options.limit_s, options.sizes, *traces)
+
+
+def _measure(bench: Bench, name: str, case: Callable[[Bench], None]) -> bool:
     """One workload; False: it failed, and that was said."""
-    bench = Bench(model, serving, figures, options.repeat, options.limit_s, options.sizes, options.trace)
     bench.start_limit()
     try:
-        cases(options.sizes)[name](bench)
+        case(bench)
     except RunError as error:
-        _say_failed(model, name, serving.peer, error)
+        _say_failed(bench.model, f"{name}{bench.suffix}", bench.peer, error)
         return False
     return True
 
@@ -212,8 +249,10 @@ def measure(options: Options, *, with_attention: bool, json_file: Path | None) -
     with tempfile.TemporaryDirectory(prefix="octavo-models-") as parent, running_clients(options.num_clients) as clients:
         for model in options.models:
             folder = make_model_folder(model, Path(parent))
-            if options.starts or wanted_cases(options.sizes, options.served):
+            if options.starts or wanted_cases(cases(options.sizes), options.served):
                 measure_served(options, model, folder, figures, clients)
+            for with_store in (False, True):
+                measure_capped(options, model, folder, figures, clients, with_store=with_store)
             measure_in_process(options, model, folder, figures)
     if with_attention:
         measure_attention(figures, options.limit_s)
@@ -229,13 +268,14 @@ def main() -> int:
     """Parses the options and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="llama-8b,qwen3-0.6b", help=f"of {', '.join(CONFIGS)}")
-    parser.add_argument("--workloads", default="decode,prefill,mixed,prefix,azure,attention", help="names or their beginnings")
+    parser.add_argument("--workloads", default=_ALL, help="names or their beginnings")
     parser.add_argument("--in-process", default="decode 32,mixed", help="workloads to run in one process, too; empty: none")
     parser.add_argument("--starts", type=int, choices=(0, 1, 2), default=2, help="starts that are timed")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each workload")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of one workload with all its runs")
     parser.add_argument("--trace", type=Path, help="azure_llm_2023_conv.csv of the Azure Public Dataset")
     parser.add_argument("--trace-row", type=int, default=2000, help="first row of the trace that is used")
+    parser.add_argument("--mooncake-trace", type=Path, help="mooncake_conversation.jsonl of the Mooncake FAST'25 release")
     parser.add_argument("--clients", type=int, default=0, help="client processes; 0: by the cores")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, help="tokens of one step")
     parser.add_argument("--executor-flags", default="", help="more flags and values for executor_svc")
@@ -261,9 +301,13 @@ def gpu_options(arguments: argparse.Namespace) -> Options:
     """Of the command line."""
     num_cores = len(os.sched_getaffinity(0))
     served = _names(arguments.workloads)
-    if arguments.trace is None and any(name.startswith("azure") for name in served):
-        print("azure: not measured, --trace names no file", file=sys.stderr)
-        served = tuple(name for name in served if not name.startswith("azure"))
+    for workload, option, trace in (
+        ("azure", "--trace", arguments.trace),
+        ("mooncake", "--mooncake-trace", arguments.mooncake_trace),
+    ):
+        if trace is None and any(name.startswith(workload) for name in served):
+            print(f"{workload}: not measured, {option} names no file", file=sys.stderr)
+            served = tuple(name for name in served if not name.startswith(workload))
     return Options(
         models=_names(arguments.models),
         served=served,
@@ -277,6 +321,7 @@ def gpu_options(arguments: argparse.Namespace) -> Options:
         num_threads=max(1, min(8, num_cores // 2)),
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         trace=arguments.trace,
+        mooncake_trace=arguments.mooncake_trace,
         more_executor=tuple(shlex.split(arguments.executor_flags)),
         more_scheduler=tuple(shlex.split(arguments.scheduler_flags)),
         with_store=arguments.store,
@@ -285,10 +330,11 @@ def gpu_options(arguments: argparse.Namespace) -> Options:
 
 def smoke_options(trace: Path | None = None) -> Options:
     """A tiny model on the CPU."""
-    served = ("decode", "prefill", "mixed", "prefix", *(("azure",) if trace is not None else ()))
+    served = ("decode", "prefill", "mixed", "prefix", "turns", "reload", *(("azure",) if trace is not None else ()))
     return Options(
         ("tiny",), served, ("decode 4", "mixed"), SMOKE, "cpu",
         repeat=1, starts=1, limit_s=60.0, num_clients=2, num_threads=1, max_num_batched_tokens=64, trace=trace,
+        store_bytes=64 << 20,
     )  # fmt: skip
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from bench import workloads
 from bench.clients import Run, RunError
+from bench.counters import Counters
 from bench.figures import Figures
 from bench.serving import Serving
-from bench.workloads import Workload
+from bench.workloads import Turns, Workload
 
 _WARM_UP_TOKENS = 40_000
 """A warm-up of more prompt tokens than these is left out: it would cost more time than it brings."""
@@ -27,6 +28,10 @@ class Sizes:
         mixed: requests, shortest and longest length.
         azure_rates: requests a second; azure_s: seconds of arrivals.
         trace_row: of the trace's first request.
+        turns: users, turns, requests in flight; turn_tokens: of the first prompt, new ones of a turn, of an answer.
+        reload: tokens of a prompt.
+        mooncake: requests, times as fast.
+        num_capped_blocks: of the device's pool, in the workloads that need more than it holds: turns, reload, mooncake.
     """
 
     decode_batches: tuple[int, ...] = (1, 8, 32, 128, 256)
@@ -38,6 +43,11 @@ class Sizes:
     azure_rates: tuple[float, ...] = (16, 28)
     azure_s: float = 30.0
     trace_row: int = 2000
+    turns: tuple[tuple[int, int, int], ...] = ((48, 5, 12), (8, 5, 1))
+    turn_tokens: tuple[int, int, int] = (4096, 512, 128)
+    reload: int = 16_000
+    mooncake: tuple[int, float] = (300, 4)
+    num_capped_blocks: int = 10_000
 
 
 SMOKE = Sizes(
@@ -50,6 +60,10 @@ SMOKE = Sizes(
     azure_rates=(8,),
     azure_s=0.5,
     trace_row=0,
+    turns=((3, 3, 2),),
+    turn_tokens=(40, 8, 4),
+    reload=128,
+    num_capped_blocks=64,
 )
 """Small enough for a tiny model on a CPU."""
 
@@ -63,23 +77,35 @@ class Bench:
         figures: where figures go.
         repeat: runs of each workload; a figure is their median.
         limit_s: time of one workload with all its runs; what is measured by then counts.
-        trace: of the azure workloads; None: they are left out.
+        trace: of the azure workloads; None: they cannot be measured. mooncake_trace: likewise.
 
     Attributes:
+        suffix: put behind the names of workloads, for what is different about this way of serving.
         idle_shares: share of the executor's time without a step, of every run that counts; empty where it is not known.
     """
 
     def __init__(
-        self, model: str, serving: Serving, figures: Figures, repeat: int, limit_s: float, sizes: Sizes, trace: Path | None = None
+        self,
+        model: str,
+        serving: Serving,
+        figures: Figures,
+        repeat: int,
+        limit_s: float,
+        sizes: Sizes,
+        trace: Path | None = None,
+        mooncake_trace: Path | None = None,
     ):
         self.sizes = sizes
         self.trace = trace
+        self.mooncake_trace = mooncake_trace
         self.repeat = repeat
-        self._model = model
+        self.model = model
         self._serving = serving
         self._figures = figures
         self._limit_s = limit_s
         self._deadline_s = 0.0
+        self.peer = serving.peer
+        self.suffix = ""
         self.idle_shares: list[float] = []
 
     def start_limit(self) -> None:
@@ -108,14 +134,27 @@ class Bench:
         if flush:
             self._serving.flush()
         before = self._serving.counters()
-        run = self._serving.run(workload, self._left_s())
+        return self._note(workload.name, self._serving.run(workload, self._left_s()), before)
+
+    def run_turns(self, turns: Turns) -> Run:
+        """Conversations, from an empty cache.
+
+        Raises:
+            RunError: see Serving.run_turns.
+        """
+        self._serving.flush()
+        before = self._serving.counters()
+        return self._note(turns.name, self._serving.run_turns(turns, self._left_s()), before)
+
+    def _note(self, name: str, run: Run, before: Counters) -> Run:
+        """Says how a run went."""
         steps = self._serving.counters().since(before)
         if steps.busy_s:
             self.idle_shares.append(steps.idle_s / (steps.busy_s + steps.idle_s))
         cpu = "" if run.client_cpu is None else f"; busiest client {100 * run.client_cpu:.0f} % of a core"
         idle = f", executor idle {100 * self.idle_shares[-1]:.1f} %" if steps.busy_s else ""
         print(
-            f"# {self._model} {workload.name} {self._serving.peer}: {run.total_s:.3f} s, {run.num_output_tokens} tokens in "
+            f"# {self.model} {name} {self.peer}: {run.total_s:.3f} s, {run.num_output_tokens} tokens in "
             f"{steps.num_steps} steps{idle}, {steps.num_cached_tokens} tokens cached, {steps.num_preemptions} preemptions, "
             f"{steps.num_degraded} degraded{cpu}",
             file=sys.stderr,
@@ -125,7 +164,7 @@ class Bench:
 
     def add(self, workload: str, figure: str, values: list[float], unit: str) -> None:
         """Takes a figure in."""
-        self._figures.add(workload, figure, values, unit, self._serving.peer, model=self._model)
+        self._figures.add(f"{workload}{self.suffix}", figure, values, unit, self.peer, model=self.model)
 
     def _left_s(self) -> float:
         left_s = self._deadline_s - time.monotonic()

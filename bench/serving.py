@@ -19,7 +19,7 @@ import grpc
 from bench.client import Answer
 from bench.clients import Clients, Run, RunError
 from bench.counters import Counters
-from bench.workloads import Workload
+from bench.workloads import Turns, Workload
 from octavo.executor.v1 import executor_service_pb2, executor_service_pb2_grpc
 from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tests.e2e.stack import Stack, StackConfig
@@ -43,6 +43,14 @@ class Serving(Protocol):
 
         Raises:
             RunError: a request failed, or it took too long.
+        """
+        ...
+
+    def run_turns(self, turns: Turns, timeout_s: float) -> Run:
+        """Sends conversations and waits for their end; the answers of the first turn come first.
+
+        Raises:
+            RunError: see run.
         """
         ...
 
@@ -95,6 +103,9 @@ class Served:
 
     def run(self, workload: Workload, timeout_s: float) -> Run:
         return self._clients.run(self._stack.target, workload.items, timeout_s)
+
+    def run_turns(self, turns: Turns, timeout_s: float) -> Run:
+        return self._clients.run_turns(self._stack.target, turns, timeout_s)
 
     def counters(self) -> Counters:
         with self._stack.channel() as channel:
@@ -158,6 +169,9 @@ class InProcess:
         items = [(item.prompt_token_ids, item.num_output_tokens, item.arrival_s) for item in workload.items]
         reply = self._ask({"command": "run", "items": items}, timeout_s)
         return Run(tuple(Answer(**answer) for answer in reply["answers"]))
+
+    def run_turns(self, turns: Turns, timeout_s: float) -> Run:
+        raise RunError("conversations are measured through gRPC only")
 
     def busy_share(self, workload: Workload, num_steps: int, timeout_s: float) -> float:
         """Share of the time with a kernel on the device, in num_steps decode steps of the workload, by the profiler."""

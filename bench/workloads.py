@@ -1,6 +1,7 @@
 """The workloads behind every figure, one definition each. Knows token ids and lengths, nothing of servers or peers."""
 
 import csv
+import json
 import random
 from dataclasses import dataclass
 from datetime import datetime
@@ -113,3 +114,66 @@ def azure(trace: Path, rate: float, seed: int = 3, first_row: int = 2000, second
         for row, at in zip(rows, arrivals, strict=True)
     )
     return Workload(f"azure {rate:g}", tuple(items))
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One user: each turn's prompt is everything said before and new tokens.
+
+    Attributes:
+        new_token_ids: of each turn.
+    """
+
+    new_token_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Users who come back, in order of turns and in each turn of users.
+
+    Attributes:
+        num_in_flight: the most requests at once.
+        num_output_tokens: of every answer.
+    """
+
+    name: str
+    conversations: tuple[Conversation, ...]
+    num_in_flight: int
+    num_output_tokens: int
+
+
+def turns(
+    num_users: int, num_turns: int, num_in_flight: int, num_first: int = 4096, num_new: int = 512, num_output: int = 128
+) -> Turns:
+    """Conversations that grow by their answers and new tokens; user u's tokens come from seed 7000 + u."""
+    conversations = []
+    for user in range(num_users):
+        rng = random.Random(7000 + user)
+        conversations.append(Conversation(tuple(_token_ids(rng, num_new if turn else num_first) for turn in range(num_turns))))
+    return Turns(f"turns {num_users}:{num_turns}:{num_in_flight}", tuple(conversations), num_in_flight, num_output)
+
+
+def mooncake(
+    trace: Path, num_requests: int, speed: float, max_prompt_tokens: int = 30_000, max_output_tokens: int = 256
+) -> Workload:
+    """The first requests of a trace of conversations; a hash id stands for 512 tokens, the same wherever it is.
+
+    Args:
+        trace: JSON lines with timestamp in ms, input_length, output_length and hash_ids.
+        num_requests: how many.
+        speed: how many times as fast as it was.
+        max_prompt_tokens: longer prompts are left out.
+        max_output_tokens: longer outputs are cut.
+    """
+    items = []
+    with trace.open() as file:
+        for line in file:
+            row = json.loads(line)
+            if row["input_length"] > max_prompt_tokens:
+                continue
+            ids = [i for hash_id in row["hash_ids"] for i in _token_ids(random.Random(hash_id), 512)]
+            num_output = max(1, min(row["output_length"], max_output_tokens))
+            items.append(WorkItem(tuple(ids[: row["input_length"]]), num_output, row["timestamp"] / 1e3 / speed))
+            if len(items) == num_requests:
+                break
+    return Workload(f"mooncake {num_requests} x {speed:g}", tuple(items))

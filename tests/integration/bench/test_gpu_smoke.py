@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench.gpu import NO_GPU, has_gpu, measure, smoke_options
 
@@ -12,14 +14,19 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 )
 
 
+def read(report: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    rows = [json.loads(line) for line in report.read_text().splitlines()]
+    return {(row["workload"], row["figure"]): row for row in rows}
+
+
 def test_every_workload_is_measured_through_grpc_and_in_process(tmp_path: Path) -> None:
     trace, report = tmp_path / "trace.csv", tmp_path / "report.jsonl"
     trace.write_text(TRACE)
 
-    assert measure(smoke_options(trace), with_attention=False, json_file=report)
+    served = ("decode", "prefill", "mixed", "prefix", "azure")
+    assert measure(replace(smoke_options(trace), served=served), with_attention=False, json_file=report)
 
-    rows = [json.loads(line) for line in report.read_text().splitlines()]
-    figures = {(row["workload"], row["figure"]): row for row in rows}
+    figures = read(report)
     expected = {
         ("start", "first"), ("decode 1", "step"), ("decode 4", "step"), ("prefill 1 x 48", "ttft"), ("prefill 4 x 32", "prompt"),
         ("mixed", "output"), ("prefix", "cold"), ("prefix", "again"), ("azure 8", "ttft p99"), ("azure 8", "tpot p50"),
@@ -28,6 +35,18 @@ def test_every_workload_is_measured_through_grpc_and_in_process(tmp_path: Path) 
     assert all(figures[key]["octavo"] > 0 for key in expected if key[1] != "step")
     assert figures["mixed", "output"]["in process"] > 0
     assert figures["mixed", "output"]["split cost"] is not None
+
+
+def test_workloads_that_outgrow_the_device_are_measured_with_a_store_and_without(tmp_path: Path) -> None:
+    report = tmp_path / "report.jsonl"
+    options = replace(smoke_options(), served=("turns", "reload"), in_process=(), starts=0)
+
+    assert measure(options, with_attention=False, json_file=report)
+
+    figures = read(report)
+    for suffix in ("", " + store"):
+        assert figures[f"turns 3:3:2{suffix}", "total"]["octavo"] > 0
+        assert figures[f"reload 128{suffix}", "after eviction"]["octavo"] > 0
 
 
 def test_without_a_gpu_one_sentence_says_so() -> None:

@@ -5,7 +5,7 @@ import pytest
 from bench.comparison import compare
 from bench.figures import Figures
 from bench.gpu import chosen, wanted_cases
-from bench.gpu_cases import Sizes, percentile
+from bench.gpu_cases import Sizes, cases, percentile
 from bench.in_process import covered_share
 
 
@@ -36,7 +36,7 @@ def test_the_split_costs_what_the_engine_in_one_process_is_faster() -> None:
 
 
 def test_workloads_are_chosen_by_name_or_by_its_first_words() -> None:
-    names = wanted_cases(Sizes(), ("mixed", "decode 3", "prefill 1 x 8192", "decode", "decode 32"))
+    names = wanted_cases(cases(Sizes()), ("mixed", "decode 3", "prefill 1 x 8192", "decode", "decode 32"))
 
     assert names == ["mixed", "prefill 1 x 8192", "decode 1", "decode 8", "decode 32", "decode 128", "decode 256"]
     assert not chosen("decode 32", ("decode 3",))

@@ -1,5 +1,6 @@
 """The GPU workloads are what their one definition says."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,25 @@ def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="has 1 rows from row 0 on, 2 are needed"):
         workloads.azure(trace, rate=1, first_row=0, seconds=2)
+
+
+def test_turns_begin_long_and_grow() -> None:
+    conversations = workloads.turns(3, 4, 2).conversations
+
+    assert [[len(turn) for turn in c.new_token_ids] for c in conversations] == [[4096, 512, 512, 512]] * 3
+    assert len({c.new_token_ids[0] for c in conversations}) == 3
+
+
+def test_mooncake_requests_share_the_tokens_of_equal_hash_ids(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [(0, 600, 300, [0, 1]), (500, 40_000, 1, []), (2000, 1000, 7, [0, 2]), (3000, 10, 1, [3])]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+
+    first, second = workloads.mooncake(trace, 2, speed=4).items
+
+    assert (len(first.prompt_token_ids), len(second.prompt_token_ids)) == (600, 1000)
+    assert first.prompt_token_ids[:512] == second.prompt_token_ids[:512]
+    assert first.prompt_token_ids[512:] != second.prompt_token_ids[512:600]
+    assert (first.num_output_tokens, second.num_output_tokens) == (256, 7)
+    assert (first.arrival_s, second.arrival_s) == (0.0, 0.5)
