@@ -150,6 +150,7 @@ def rewrite_variants(model: Any, device: torch.device) -> list[Variant]:
     never = separate.absorbs
     ways = {
         "all": fast,
+        "without kernels that begin early": triton_functions(device, overlap=False),
         "without norms and sums inside products": replace(fast, product=separate, absorbs=never),
         "without streamed products": replace(fast, product=library, absorbs=never),
         "without streamed products, without activation with multiply": replace(fast, product=torch_product, absorbs=never),

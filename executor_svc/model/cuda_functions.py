@@ -21,10 +21,16 @@ from executor_svc.model.stack_functions import StackFunctions, torch_attention
 from executor_svc.model.stack_parts import AttentionPart, NormPart, ProductPart
 
 
-def triton_functions(device: torch.device) -> StackFunctions:
-    """The fast way on a device with CUDA."""
-    products = StreamedProducts(device)
-    return StackFunctions(triton_norm, products, triton_attention, absorbs=products.absorbs)
+def triton_functions(device: torch.device, *, overlap: bool | None = None) -> StackFunctions:
+    """The fast way on a device with CUDA.
+
+    Args:
+        device: where everything is.
+        overlap: kernels begin before the one in front of them has ended; None: where the device can.
+    """
+    products = StreamedProducts(device, overlap=overlap)
+    norm = functools.partial(triton_norm, overlap=overlap)
+    return StackFunctions(norm, products, triton_attention, absorbs=products.absorbs)
 
 
 def triton_norm(
@@ -35,14 +41,15 @@ def triton_norm(
     residual: Tensor | None = None,
     post: NormPart | None = None,
     rows: Tensor | None = None,
+    overlap: bool | None = None,
 ) -> None:
     """See NormFunction."""
     if residual is None:
-        rms_norm(x, norm.weight, norm.epsilon, out, rows=rows)
+        rms_norm(x, norm.weight, norm.epsilon, out, rows=rows, overlap=overlap)
     elif post is None:
-        add_rms_norm(x, residual, norm.weight, norm.epsilon, out, rows=rows)
+        add_rms_norm(x, residual, norm.weight, norm.epsilon, out, rows=rows, overlap=overlap)
     else:
-        sandwich_rms_norm(x, residual, post.weight, norm.weight, norm.epsilon, out, rows=rows)
+        sandwich_rms_norm(x, residual, post.weight, norm.weight, norm.epsilon, out, rows=rows, overlap=overlap)
 
 
 def triton_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:
@@ -94,15 +101,17 @@ def library_product(x: Tensor, product: ProductPart, out: Tensor) -> None:
 class StreamedProducts:
     """Products whose weight is streamed for few rows, and the library's for many; see ProductFunction."""
 
-    def __init__(self, device: torch.device, *, can_absorb: bool = True):
+    def __init__(self, device: torch.device, *, can_absorb: bool = True, overlap: bool | None = None):
         """Products.
 
         Args:
             device: where everything is.
             can_absorb: whether norms and sums may become part of products.
+            overlap: as in triton_functions.
         """
         self._workspace = StreamWorkspace.for_device(device)
         self._can_absorb = can_absorb
+        self._overlap = overlap
         self._choose = functools.cache(choose)
 
     def absorbs(self, num_rows: int) -> bool:
@@ -131,4 +140,5 @@ class StreamedProducts:
             add=add,
             norm=None if norm is None else Norm(norm.weight, norm.epsilon),
             reduce=choice.reduce,
+            overlap=self._overlap,
         )

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from executor_svc.kernels.triton.overlap import can_overlap, let_next_start, wait_for_previous
+from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 SILU, GELU_TANH = 1, 2
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
@@ -43,13 +43,14 @@ def _act_mul_kernel(
     tl.store(out + row * stride_out + column, value.to(out.dtype.element_ty), mask=mask)
 
 
-def act_mul(gate_up: Tensor, out: Tensor, activation: str) -> Tensor:
+def act_mul(gate_up: Tensor, out: Tensor, activation: str, *, overlap: bool | None = None) -> Tensor:
     """Computes activation(first half) * second half into out.
 
     Args:
         gate_up: [num_tokens, 2 * width], rows may be strided.
         out: [num_tokens, width], rows may be strided, any float dtype.
         activation: a name in ACTIVATIONS.
+        overlap: begin before the previous kernel has ended; None: where the device can.
 
     Returns:
         out.
@@ -58,7 +59,7 @@ def act_mul(gate_up: Tensor, out: Tensor, activation: str) -> Tensor:
     assert gate_up.shape == (num_tokens, 2 * width) and gate_up.stride(1) == 1 and out.stride(1) == 1
     if num_tokens == 0:
         return out
-    overlap = can_overlap(out.device)
+    overlap = overlap_on(out.device, overlap)
     options = {"launch_pdl": True} if overlap else {}
     _act_mul_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
         gate_up,

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.triton.activation import ACTIVATIONS, activate
-from executor_svc.kernels.triton.overlap import can_overlap, fetch_rows, let_next_start, wait_for_previous
+from executor_svc.kernels.triton.overlap import fetch_rows, let_next_start, overlap_on, wait_for_previous
 
 MAX_REDUCE_ROWS = 4
 MAX_ROWS = 64
@@ -91,6 +91,7 @@ def stream_linear(
     add: bool = False,
     norm: Norm | None = None,
     reduce: bool = False,
+    overlap: bool | None = None,
 ) -> Tensor:
     """Computes the product into out.
 
@@ -105,6 +106,7 @@ def stream_linear(
         add: the result is added to what out holds.
         norm: applied to x first; with reduce only.
         reduce: use the kernel without tensor cores; M up to MAX_REDUCE_ROWS.
+        overlap: begin before the previous kernel has ended; None: where the device can.
 
     Returns:
         out.
@@ -113,7 +115,7 @@ def stream_linear(
     num_outputs = weight.shape[0] // (1 if activation is None else 2)
     assert weight.is_contiguous() and weight.shape[1] == depth and out.shape == (num_rows, num_outputs)
     assert x.stride(1) == 1 and out.stride(1) == 1 and num_rows <= MAX_ROWS
-    overlap = can_overlap(x.device)
+    overlap = overlap_on(x.device, overlap)
     tiles = triton.cdiv(num_outputs, config.block_n)
     # Rows are fetched in parts of at least 16 bytes for every thread.
     fetch_k = min(config.fetch_k, _power_of_two_below(depth // config.split_k)) if overlap else 0

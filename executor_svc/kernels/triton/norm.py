@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from executor_svc.kernels.triton.overlap import can_overlap, let_next_start, wait_for_previous
+from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 
 @triton.jit
@@ -47,7 +47,14 @@ def _rms_norm_kernel(
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, epsilon: float, out: Tensor, *, offset: float = 0.0, rows: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    out: Tensor,
+    *,
+    offset: float = 0.0,
+    rows: Tensor | None = None,
+    overlap: bool | None = None,
 ) -> Tensor:
     """Normalises rows.
 
@@ -58,11 +65,12 @@ def rms_norm(
         out: [num_tokens, width], with rows [num_rows, width]; rows may be strided, any float dtype; may be x.
         offset: added to the weight.
         rows: int64 [num_rows], which rows of x to normalise; None: all.
+        overlap: begin before the previous kernel has ended; None: where the device can.
 
     Returns:
         out.
     """
-    return _run(x, None, None, weight, epsilon, out, offset, rows)
+    return _run(x, None, None, weight, epsilon, out, offset, rows, overlap)
 
 
 def add_rms_norm(
@@ -74,9 +82,10 @@ def add_rms_norm(
     *,
     offset: float = 0.0,
     rows: Tensor | None = None,
+    overlap: bool | None = None,
 ) -> Tensor:
     """Adds x to the residual stream [num_tokens, width] in place, then normalises that into out; see rms_norm."""
-    return _run(x, residual, None, weight, epsilon, out, offset, rows)
+    return _run(x, residual, None, weight, epsilon, out, offset, rows, overlap)
 
 
 def sandwich_rms_norm(
@@ -89,9 +98,10 @@ def sandwich_rms_norm(
     *,
     offset: float = 0.0,
     rows: Tensor | None = None,
+    overlap: bool | None = None,
 ) -> Tensor:
     """Adds norm(x) * post_weight to the residual stream in place, then normalises that into out; see rms_norm."""
-    return _run(x, residual, post_weight, weight, epsilon, out, offset, rows)
+    return _run(x, residual, post_weight, weight, epsilon, out, offset, rows, overlap)
 
 
 def _run(
@@ -103,6 +113,7 @@ def _run(
     out: Tensor,
     offset: float,
     rows: Tensor | None,
+    overlap: bool | None,
 ) -> Tensor:
     num_rows, width = out.shape
     assert x.shape == (num_rows if rows is None else x.shape[0], width) and weight.shape == (width,)
@@ -110,7 +121,7 @@ def _run(
     assert residual is None or (residual.shape == x.shape and residual.stride(1) == 1)
     if num_rows == 0:
         return out
-    overlap = can_overlap(x.device)
+    overlap = overlap_on(x.device, overlap)
     options = {"launch_pdl": True} if overlap else {}
     block = triton.next_power_of_2(width)
     target = out if residual is None else residual

@@ -23,6 +23,11 @@ def can_overlap(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def overlap_on(device: torch.device, asked: bool | None) -> bool:
+    """Whether a kernel is to take part: as asked, or where the device can."""
+    return can_overlap(device) if asked is None else asked
+
+
 @triton.jit
 def let_next_start(OVERLAP: tl.constexpr):
     """The next kernel may be launched while this one runs."""
