@@ -97,6 +97,9 @@ def rope_write_kv(
         )
     if rotary_dim > head_dim or rotary_dim % 2:
         raise ValueError(f"a rotary dimension of {rotary_dim} in heads of {head_dim}")
+    out_heads = query_out.shape[1]
+    if out_heads not in (num_heads, num_heads + num_kv_heads) or query_out.shape[2] != head_dim or not query_out.is_contiguous():
+        raise ValueError(f"query_out of {tuple(query_out.shape)} is not contiguous, or for other heads")
     if (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("norm weights of queries and keys come together")
     if num_tokens == 0:

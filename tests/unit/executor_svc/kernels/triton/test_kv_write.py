@@ -62,13 +62,13 @@ def test_one_launch_norms_turns_and_writes(
     positions = torch.tensor([7, 0, 9]) if table else None
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
     weights = (torch.randn(head_dim), torch.randn(head_dim))
-    query_out = torch.full((num_tokens, num_heads, head_dim), float("nan"))
+    out = torch.full((num_tokens, num_heads + (num_kv_heads if table else 0), head_dim), float("nan"))
     rope_write_kv(
         qkv,
         positions,
         slots,
         cache,
-        query_out,
+        out,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -83,7 +83,9 @@ def test_one_launch_norms_turns_and_writes(
     if norm:
         query, key = normed(query, weights[0]), normed(key, weights[1])
     rows = rotary if positions is None else Rotary(rotary.cos[positions], rotary.sin[positions])
-    torch.testing.assert_close(query_out, rotate(query, rows).float(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out[:, :num_heads], rotate(query, rows).float(), atol=1e-5, rtol=1e-5)
+    if table:
+        torch.testing.assert_close(out[:, num_heads:], rotate(key, rows).float(), atol=1e-5, rtol=1e-5)
     check_written(cache, slots, rotate(key, rows).float(), value.float())
 
 
