@@ -43,9 +43,7 @@ def test_tokens_are_those_that_the_cpu_draws(candidates: int, spread: float) -> 
     logits = torch.randn(len(FILTERS), VOCAB, generator=torch.Generator().manual_seed(3)) * spread
     params = list(FILTERS.values())
     for uniform in (0.0, 0.31, 0.77, 0.999999):
-        expected = [
-            draw_token(logits[row].numpy(), params[row], uniform) for row in range(len(FILTERS))
-        ]
+        expected = [draw_token(logits[row].numpy(), params[row], uniform) for row in range(len(FILTERS))]
         assert draw_all(logits, params, [uniform] * len(params), candidates=candidates) == expected
 
 
