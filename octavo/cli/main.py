@@ -11,6 +11,7 @@ from octavo.cli.console import say_error
 from octavo.cli.demo import demo
 from octavo.cli.doctor import doctor
 from octavo.cli.generate import generate
+from octavo.cli.inspect import inspect
 from octavo.cli.models import models
 from octavo.cli.top import top
 from octavo.cli.up import up
@@ -53,7 +54,7 @@ def octavo(
     """LLM serving with paged attention as three gRPC services."""
 
 
-for command in (up, demo, chat, generate, models, top, doctor):
+for command in (up, demo, chat, generate, models, top, doctor, inspect):
     app.command()(command)
 
 
