@@ -10,229 +10,22 @@ outputs have exact lengths. A workload that fails or takes longer than its limit
 """
 
 import argparse
-import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from bench import workloads
-from bench.clients import Clients, RunError, running_clients
-from bench.comparison import compare, print_comparison
-from bench.figures import Figures
-from bench.gpu_cases import SMOKE, Bench, Sizes, cases
-from bench.models import CONFIGS, make_model_folder
-from bench.serving import InProcess, Served, Serving
-from bench.store_cases import store_cases
-from tests.e2e.stack import StackConfig
+from bench.gpu_cases import Sizes
+from bench.gpu_measure import measure
+from bench.gpu_options import Options, smoke_options
+from bench.models import CONFIGS
 
 NO_GPU = (
     "bench.gpu measures an NVIDIA GPU, and torch finds none on this machine. Run it where there is one, or try the benchmark "
     "itself out on the CPU: python -m bench.gpu --smoke"
 )
 _ALL = "decode,prefill,mixed,prefix,azure,turns,reload,mooncake,attention"
-_MAX_NUM_SEQS = 256
-_WARM_UP = workloads.decode(1, 9, 8, 2)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure and how.
-
-    Attributes:
-        served, in_process: beginnings of names of workloads.
-        starts: how often the services are started and timed.
-        limit_s: of one workload, and of a start.
-        more_executor, more_scheduler: further flags of the services, for experiments.
-        with_store: whether there is a block store in the workloads that do not ask for one.
-        store_bytes: of a block store.
-    """
-
-    models: tuple[str, ...]
-    served: tuple[str, ...]
-    in_process: tuple[str, ...]
-    sizes: Sizes
-    device: str
-    repeat: int = 2
-    starts: int = 2
-    limit_s: float = 150.0
-    num_clients: int = 4
-    num_threads: int = 4
-    max_num_batched_tokens: int = 8192
-    trace: Path | None = None
-    mooncake_trace: Path | None = None
-    more_executor: tuple[str, ...] = ()
-    more_scheduler: tuple[str, ...] = ()
-    with_store: bool = False
-    store_bytes: int = 60 << 30
-
-    @property
-    def executor_settings(self) -> dict[str, Any]:
-        """Of both ways of serving."""
-        settings: dict[str, Any] = {
-            "load_format": "random",
-            "device": self.device,
-            "max_num_seqs": _MAX_NUM_SEQS if self.device == "cuda" else 8,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "num_threads": self.num_threads,
-        }
-        settings |= {"dtype": "bfloat16"} if self.device == "cuda" else {"num_blocks": 256, "backend": "torch"}
-        more = self.more_executor
-        settings |= {name.removeprefix("--").replace("-", "_"): value for name, value in zip(more[::2], more[1::2], strict=True)}
-        return settings
-
-    def stack_config(self, folder: Path) -> StackConfig:
-        """Of the services."""
-        settings = {name: value for name, value in self.executor_settings.items() if name != "num_threads"}
-        flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        return StackConfig(
-            model=folder,
-            executor_flags=tuple(flags),
-            scheduler_flags=("--max-chunk-tokens", str(self.max_num_batched_tokens), *self.more_scheduler),
-            store_flags=("--capacity-bytes", str(self.store_bytes)),
-            with_store=self.with_store,
-            num_threads=self.num_threads,
-        )
-
-
-def chosen(name: str, wanted: Sequence[str]) -> bool:
-    """Whether a workload is among those that are wanted by name or by the beginning of it."""
-    return any(name == want or name.startswith(f"{want} ") for want in wanted)
-
-
-def measure_served(options: Options, model: str, folder: Path, figures: Figures, clients: Clients) -> None:
-    """Start to first token as often as asked for, then every workload through gRPC."""
-    served: Served | None = None
-    try:
-        for name in ("first", "second")[: options.starts]:
-            if served is not None:
-                served.stop()
-            served = _start_served(options, folder, clients)
-            figures.add("start", name, [served.start_s], "s", served.peer, model=model)
-            for phase in served.info().startup_phases:
-                figures.add("start", f"{name}: {phase.name}", [phase.seconds], "s", served.peer, model=model)
-        served = served or _start_served(options, folder, clients)
-        for name in wanted_cases(cases(options.sizes), options.served):
-            if not served.is_alive:
-                served.stop()
-                served = _start_served(options, folder, clients)
-            if not _measure(_bench(options, model, served, figures), name, cases(options.sizes)[name]):
-                print(served.log_tails(), file=sys.stderr, flush=True)
-    except RunError as error:
-        _say_failed(model, "start", "octavo", error)
-    finally:
-        if served is not None:
-            served.stop()
-
-
-def measure_capped(options: Options, model: str, folder: Path, figures: Figures, clients: Clients, *, with_store: bool) -> None:
-    """The workloads whose KV does not fit the device, with a block store or without one."""
-    names = wanted_cases(store_cases(options.sizes), options.served)
-    if not names:
-        return
-    capped = replace(
-        options,
-        with_store=with_store,
-        more_executor=(*options.more_executor, "--num-blocks", str(options.sizes.num_capped_blocks)),
-    )
-    try:
-        served = _start_served(capped, folder, clients)
-    except RunError as error:
-        _say_failed(model, "start", "octavo", error)
-        return
-    try:
-        for name in names:
-            bench = _bench(options, model, served, figures)
-            bench.suffix = " + store" if with_store else ""
-            if not _measure(bench, name, store_cases(options.sizes)[name]):
-                print(served.log_tails(), file=sys.stderr, flush=True)
-                if not served.is_alive:
-                    return
-    finally:
-        served.stop()
-
-
-def measure_in_process(options: Options, model: str, folder: Path, figures: Figures) -> None:
-    """The chosen workloads with the engine in one process."""
-    names = wanted_cases(cases(options.sizes), options.in_process)
-    if not names:
-        return
-    try:
-        engine = InProcess({**options.executor_settings, "model": str(folder)}, options.limit_s)
-    except RunError as error:
-        _say_failed(model, "start", InProcess.peer, error)
-        return
-    try:
-        for name in names:
-            if not _measure(_bench(options, model, engine, figures), name, cases(options.sizes)[name]):
-                break  # the child is gone
-        if options.device == "cuda" and chosen("decode 32", options.in_process):
-            busy = engine.busy_share(workloads.decode(32, 13, options.sizes.decode_prompt, 100), 60, options.limit_s)
-            figures.add("decode 32", "GPU idle, by profiler", [100 * (1 - busy)], "%", engine.peer, model=model)
-    except RunError as error:
-        _say_failed(model, "decode 32", engine.peer, error)
-    finally:
-        engine.stop()
-
-
-def wanted_cases(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
-    """The names that are wanted, in the order in which they are asked for."""
-    known = list(names)
-    return list(dict.fromkeys(name for want in wanted for name in known if chosen(name, (want,))))
-
-
-def _bench(options: Options, model: str, serving: Serving, figures: Figures) -> Bench:
-    traces = (options.trace, options.mooncake_trace)
-    return Bench(model, serving, figures, options.repeat, options.limit_s, options.sizes, *traces)
-
-
-def _measure(bench: Bench, name: str, case: Callable[[Bench], None]) -> bool:
-    """One workload; False: it failed, and that was said."""
-    bench.start_limit()
-    try:
-        case(bench)
-    except RunError as error:
-        _say_failed(bench.model, f"{name}{bench.suffix}", bench.peer, error)
-        return False
-    return True
-
-
-def _say_failed(model: str, workload: str, peer: str, error: Exception) -> None:
-    print(json.dumps({"model": model, "workload": workload, "peer": peer, "error": str(error)}), flush=True)
-
-
-def _start_served(options: Options, folder: Path, clients: Clients) -> Served:
-    served = Served(options.stack_config(folder), clients, _WARM_UP, options.limit_s)
-    info = served.info()
-    memory = ", ".join(f"{name} {num_bytes / 1e9:.3g} GB" for name, num_bytes in sorted(info.memory_bytes.items()))
-    print(
-        f"# {info.model}: {info.dtype} on {info.backend} after {served.start_s:.1f} s, {info.num_blocks} blocks of "
-        f"{info.block_size} tokens, steps of up to {info.max_num_batched_tokens} tokens; {memory}",
-        file=sys.stderr,
-        flush=True,
-    )
-    return served
-
-
-def measure_attention(figures: Figures, limit_s: float) -> None:
-    """Paged decode attention by itself, in a process of its own."""
-    try:
-        command = [sys.executable, "-m", "bench.attention_gpu"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
-    except (subprocess.SubprocessError, OSError) as error:
-        _say_failed("", "attention", "octavo", error)
-        return
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            row = json.loads(line)
-            figures.add(row["workload"], row["figure"], [row["value"]], row["unit"], "octavo", model="")
 
 
 def has_gpu() -> bool:
@@ -240,28 +33,6 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def measure(options: Options, *, with_attention: bool, json_file: Path | None) -> bool:
-    """Measures everything; False: nothing could be measured."""
-    figures = Figures()
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="octavo-models-") as parent, running_clients(options.num_clients) as clients:
-        for model in options.models:
-            folder = make_model_folder(model, Path(parent))
-            if options.starts or wanted_cases(cases(options.sizes), options.served):
-                measure_served(options, model, folder, figures, clients)
-            for with_store in (False, True):
-                measure_capped(options, model, folder, figures, clients, with_store=with_store)
-            measure_in_process(options, model, folder, figures)
-    if with_attention:
-        measure_attention(figures, options.limit_s)
-    compared = compare(figures)
-    print_comparison(compared)
-    print(f"took {time.monotonic() - started:.0f} s")
-    if json_file is not None:
-        json_file.write_text("".join(json.dumps(line.as_row()) + "\n" for line in compared))
-    return bool(figures.rows)
 
 
 def main() -> int:
@@ -326,16 +97,6 @@ def gpu_options(arguments: argparse.Namespace) -> Options:
         more_scheduler=tuple(shlex.split(arguments.scheduler_flags)),
         with_store=arguments.store,
     )
-
-
-def smoke_options(trace: Path | None = None) -> Options:
-    """A tiny model on the CPU."""
-    served = ("decode", "prefill", "mixed", "prefix", "turns", "reload", *(("azure",) if trace is not None else ()))
-    return Options(
-        ("tiny",), served, ("decode 4", "mixed"), SMOKE, "cpu",
-        repeat=1, starts=1, limit_s=60.0, num_clients=2, num_threads=1, max_num_batched_tokens=64, trace=trace,
-        store_bytes=64 << 20,
-    )  # fmt: skip
 
 
 def _names(text: str) -> tuple[str, ...]:

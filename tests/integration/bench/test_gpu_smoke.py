@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import NO_GPU, has_gpu, measure, smoke_options
+from bench.gpu import NO_GPU, has_gpu
+from bench.gpu_measure import measure
+from bench.gpu_options import smoke_options
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:15:4{i}.5000000,{8 + i},{3 + i}\n" for i in range(4)

@@ -4,8 +4,8 @@ import pytest
 
 from bench.comparison import compare
 from bench.figures import Figures
-from bench.gpu import chosen, wanted_cases
 from bench.gpu_cases import Sizes, cases, percentile
+from bench.gpu_measure import chosen, wanted_cases
 from bench.in_process import covered_share
 
 
