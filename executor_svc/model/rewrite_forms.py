@@ -18,7 +18,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
-NORM_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+NORM_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def has_form_of(module: nn.Module, pattern: type[nn.Module]) -> bool:
@@ -74,7 +74,7 @@ def rms_norm_weight(module: nn.Module) -> tuple[Tensor, float] | None:
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(epsilon, float):
         return None
-    x = torch.randn(3, weight.shape[0]).to(weight.dtype)
+    x = torch.randn(3, weight.shape[0], device=weight.device).to(weight.dtype)
     found = module(x)
     if not isinstance(found, Tensor) or found.shape != x.shape:
         return None
