@@ -63,7 +63,8 @@ def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(family: str) -> list[list[int]]:
-    module = build_random(FAMILIES[family](), torch.float32, 0, DEVICE).eval()
+    with torch.no_grad():
+        module = build_random(FAMILIES[family](), torch.float32, 0, DEVICE).eval()
     return [own_greedy_tokens(module, ask.prompt, ask.num_tokens) for ask in make_asks()]
 
 
