@@ -50,6 +50,14 @@ class Pool(Protocol):
     block_bytes: int
     num_bytes: int
 
+    def zero(self) -> None:
+        """Sets every byte to zero."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when views and blocks do not belong together."""
+        ...
+
 
 @dataclass(frozen=True)
 class Started:

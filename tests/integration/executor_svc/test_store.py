@@ -73,7 +73,7 @@ class Rig:
 def make_rig(folder: Path, store_target: str, transport: Literal["auto", "shm", "inline"] = "auto", seed: int = 0) -> Rig:
     engine = make_engine(folder, kvstore=store_target, kv_transport=transport, seed=seed)
     outcomes: queue.Queue[LoadDone | SaveDone] = queue.Queue()
-    transfers = TransferThread(engine.pool, engine.store, lambda session, done: outcomes.put(done))
+    transfers = TransferThread(engine.blocks, engine.store, lambda session, done: outcomes.put(done))
     transfers.start_session(1)
     return Rig(engine, transfers, outcomes)
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_svc.cuda.upload import Uploads
+from executor_svc.cuda.upload import Array, Uploads
 from tests.unit.executor_svc.cuda.host_queue import HostQueue
 
 DTYPES = [np.int64, np.int32, np.float32, np.float64]
@@ -14,7 +14,7 @@ DTYPES = [np.int64, np.int32, np.float32, np.float64]
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 9), st.integers(0, 5)), max_size=6), st.booleans())
 def test_arrays_arrive_as_they_were(specs: list[tuple[type, int, int]], into_own: bool) -> None:
     uploads = Uploads(HostQueue())
-    arrays = [np.arange(rows * columns).reshape(rows, columns).astype(dtype) for dtype, rows, columns in specs]
+    arrays: list[Array] = [np.arange(rows * columns).reshape(rows, columns).astype(dtype) for dtype, rows, columns in specs]
     into = torch.full((4096,), 9, dtype=torch.uint8) if into_own else None
 
     tensors = uploads.send(arrays, into)
