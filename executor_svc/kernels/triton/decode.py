@@ -23,6 +23,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
+from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, check_heads, dot_precision, padded, softmax_step
 
 KERNEL = "paged_decode"
@@ -34,7 +35,7 @@ register_defaults(
     {
         80: {"tile": 64, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
         86: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
-        90: {"tile": 64, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
+        90: {"tile": 64, "num_warps": 2, "stages": 3, "programs_per_sm": 2},
         120: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
     },
 )
@@ -96,6 +97,7 @@ def paged_decode(
     sinks: Tensor | None,
     workspace: DecodeWorkspace,
     config: Config | None = None,
+    overlap: bool | None = None,
 ) -> None:
     """Attention of one query per sequence, in one launch whose shape depends on the arguments' shapes only.
 
@@ -111,6 +113,7 @@ def paged_decode(
         sinks: [num_heads], the score of an extra column of each head that has no value; None: none.
         workspace: for at least num_seqs sequences and these heads.
         config: None: the tuned one.
+        overlap: begin before the kernel in front has ended, see overlap.py; None: where the device can.
 
     Raises:
         ValueError: shapes that do not fit together, or more sequences than the workspace is for.
@@ -127,6 +130,7 @@ def paged_decode(
     config = config or decode_config(query, layer_cache)
     # Elements of 4 bytes take twice the memory per tile.
     tile = config["tile"] if query.element_size() == 2 else max(16, config["tile"] // 2)
+    overlap = overlap_on(query.device, overlap)
     num_ranges = max(1, min(workspace.max_splits, workspace.num_sms * config["programs_per_sm"] // num_kv_heads))
     _paged_decode_kernel[(num_ranges * num_kv_heads,)](
         query,
@@ -166,7 +170,9 @@ def paged_decode(
         SINKS=sinks is not None,
         STAGES=config["stages"],
         PRECISION=dot_precision(query),
+        OVERLAP=overlap,
         num_warps=config["num_warps"],
+        **({"launch_pdl": True} if overlap else {}),
     )
 
 
@@ -175,7 +181,11 @@ def _seqs_bucket(num_seqs: int) -> int:
     return 16 if num_seqs <= 16 else 128 if num_seqs <= 128 else max(512, triton.next_power_of_2(num_seqs))
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_ranges", "window", "tables_stride"])
+# Slices of a batch begin anywhere; a kernel per alignment would be compiled in the middle of serving.
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_ranges", "window", "tables_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "sinks_ptr"],
+)
 def _paged_decode_kernel(
     query_ptr,
     key_ptr,
@@ -214,7 +224,10 @@ def _paged_decode_kernel(
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     this_range = tl.program_id(0) // NUM_KV_HEADS
@@ -358,7 +371,8 @@ def _finish(
     highest = tl.full([FEW_ROWS], LOWEST, tl.float32)
     total = tl.zeros([FEW_ROWS], tl.float32)
     acc = tl.zeros([FEW_ROWS, PADDED_V], tl.float32)
-    for start in tl.range(first_range, last_range + 1, AT_ONCE, num_stages=1):
+    # Staged, so that the next parts are on their way while these are added up: few programs get here, each waits alone.
+    for start in tl.range(first_range, last_range + 1, AT_ONCE, num_stages=3):
         ranges = start + tl.arange(0, AT_ONCE)
         slots = ranges * 2 + (ranges == first_range).to(tl.int32)
         slot_heads = slots[:, None] * NUM_HEADS + (kv_head * GROUP + rows)[None, :]

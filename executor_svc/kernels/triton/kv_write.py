@@ -9,11 +9,12 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache, Rotary
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
+from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 KERNEL = "rope_write_kv"
 
 # many_rows: from so many heads * tokens on, a program takes heads_per_program of a token instead of one; num_warps: for that.
-register_defaults(KERNEL, {80: {"many_rows": 8192, "heads_per_program": 16, "num_warps": 4}})
+register_defaults(KERNEL, {80: {"many_rows": 1024, "heads_per_program": 16, "num_warps": 4}})
 
 
 def write_kv(key: Tensor, value: Tensor, slot_mapping: Tensor, layer_cache: LayerCache) -> None:
@@ -65,6 +66,7 @@ def rope_write_kv(
     norm_eps: float = 1e-6,
     norm_weight_offset: float = 0.0,
     config: Config | None = None,
+    overlap: bool | None = None,
 ) -> None:
     """Norm of query and key heads (optional), rotary embedding, KV into its slots, queries to query_out; one launch.
 
@@ -85,6 +87,7 @@ def rope_write_kv(
         norm_eps: of both.
         norm_weight_offset: added to both weights (1 in the Gemma families).
         config: None: the tuned one.
+        overlap: begin before the kernel in front has ended, see overlap.py; None: where the device can.
 
     Raises:
         ValueError: shapes that do not fit together.
@@ -109,6 +112,7 @@ def rope_write_kv(
     heads = config["heads_per_program"] if num_tokens * all_heads >= config["many_rows"] else 1
     heads = min(heads, triton.next_power_of_2(all_heads))
     half = rotary_dim // 2
+    overlap = overlap_on(qkv.device, overlap)
     _rope_write_kv_kernel[(num_tokens, triton.cdiv(all_heads, heads))](
         qkv,
         positions if positions is not None else slot_mapping,
@@ -137,11 +141,13 @@ def rope_write_kv(
         PADDED_REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
         POSITIONS=positions is not None,
         NORM=q_norm_weight is not None,
+        OVERLAP=overlap,
         num_warps=config["num_warps"] if heads > 1 else 1,
+        **({"launch_pdl": True} if overlap else {}),
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _write_kv_kernel(
     key_ptr,
     value_ptr,
@@ -172,7 +178,7 @@ def _write_kv_kernel(
     tl.store(value_cache_ptr + target, tl.load(value_ptr + token * value_stride + dims, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_write_kv_kernel(
     qkv_ptr,
     positions_ptr,
@@ -201,7 +207,10 @@ def _rope_write_kv_kernel(
     PADDED_REST: tl.constexpr,
     POSITIONS: tl.constexpr,
     NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_query = heads < NUM_HEADS

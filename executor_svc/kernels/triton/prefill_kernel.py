@@ -22,7 +22,7 @@ register_defaults(
     KERNEL,
     {
         80: {"rows": 64, "tile": 64, "num_warps": 4, "stages": 2},
-        90: {"rows": 128, "tile": 128, "num_warps": 8, "stages": 2},
+        90: {"rows": 128, "tile": 128, "num_warps": 8, "stages": 3},
         100: {"rows": 128, "tile": 64, "num_warps": 8, "stages": 2},
         120: {"rows": 64, "tile": 32, "num_warps": 4, "stages": 2},
     },
@@ -130,7 +130,10 @@ def triton_prefill(
     )
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_programs", "window", "tables_stride"])
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_programs", "window", "tables_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "cu_seqlens_ptr", "seq_lens_ptr", "sinks_ptr"],
+)
 def _paged_prefill_kernel(
     query_ptr,
     key_ptr,
