@@ -24,6 +24,7 @@ check: setup
 
 # pytest comes last, so that its summary closes the output.
 test: check
+	@scripts/setup kernels
 	@.venv/bin/python -m pytest $(PYTEST)
 
 tables: setup

