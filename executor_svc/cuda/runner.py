@@ -23,10 +23,10 @@ from common.ids import BlockId
 from executor_svc.core.batch import BatchState, PackedStep, ScheduledChunk
 from executor_svc.core.plan import BatchLimits, SequenceFailure, StepPlan
 from executor_svc.core.sampling import SamplingParams, SamplingRow
-from executor_svc.cuda.graphs import DecodeGraphs, DecodeRows, read_last_tokens
+from executor_svc.cuda.graphs import DecodeGraphs, DecodeRows
 from executor_svc.cuda.results import Drawn, HostLogprobs, PendingStep, ResultThread
 from executor_svc.cuda.rows import RowTable
-from executor_svc.cuda.sampler import NO_TOKEN, DeviceLogprobs, Draw, greedy_tokens, sample_tokens
+from executor_svc.cuda.sampler import NO_TOKEN, DeviceLogprobs, Draw, TokenEnds, sample_tokens
 from executor_svc.cuda.stream import DeviceStream
 from executor_svc.cuda.upload import Uploads
 from executor_svc.kernels.backend import Backend
@@ -68,6 +68,7 @@ class CudaRunner:
         layer_indices: Sequence[int],
         *,
         backend: Backend,
+        tokens: TokenEnds,
         draw: Draw,
         limits: BatchLimits,
         stream: DeviceStream,
@@ -79,6 +80,7 @@ class CudaRunner:
             pool: KV of all layers.
             layer_indices: the model's layer number of each of pool.layer_caches.
             backend: attention of the model's layers.
+            tokens: how tokens come in and go out.
             draw: for rows that are not greedy.
             limits: what a plan may ask for.
             stream: that all work is queued on.
@@ -91,6 +93,7 @@ class CudaRunner:
         self.uploads = Uploads(stream)
         self._pool = pool
         self._backend = backend
+        self._tokens = tokens
         self._draw = draw
         self._stream = stream
         self._rows = RowTable(limits.max_num_seqs)
@@ -190,18 +193,14 @@ class CudaRunner:
         replayed = self._replay(packed, rows, input_ids) if is_decode and self.graphs is not None else None
         if replayed is not None:
             logits, tokens = replayed
-            sampled_rows = None
         else:
             logits, sampled_rows = self._forward(packed, rows, input_ids)
-            tokens = greedy_tokens(logits) if num_sampled else logits.new_zeros(0, dtype=torch.int64)
+            tokens = self._tokens.choose(logits, sampled_rows, self.last_tokens)
         logprobs = None
         host_rows = rows if is_decode else np.array([chunk.sequence.row for chunk in packed.sampled_chunks], np.int64)
-        is_plain = self._rows.are_plain(host_rows)
-        if num_sampled and not is_plain:
+        if num_sampled and not self._rows.are_plain(host_rows):
             tokens, logprobs = self._sample(logits, packed.sampled_chunks, host_rows)
-        if num_sampled and (replayed is None or not is_plain):
-            if sampled_rows is None:
-                (sampled_rows,) = self.uploads.send([host_rows])
+            (sampled_rows,) = self.uploads.send([host_rows])
             self.last_tokens[sampled_rows] = tokens.clamp(min=0)
         host_tokens = self._stream.download(tokens)
         indices = [chunk.stop for chunk in packed.sampled_chunks]
@@ -255,9 +254,11 @@ class CudaRunner:
             max_seqlen_q=max(lengths),
             max_seqlen_k=int(packed.seq_lens.max()),
             block_size=self._pool.block_size,
+            query_lens=lengths,
+            kv_lens=packed.seq_lens.tolist(),
         )
         context = ForwardContext(attention, self._backend, self.layer_caches, known_lens)
-        ids = read_last_tokens(ids, self.last_tokens)
+        ids = self._tokens.read(ids, self.last_tokens)
         return self.model.forward(context, ids, positions, sample_indices), device_rows
 
     def _sample(self, logits: Tensor, chunks: Sequence[Chunk], rows: npt.NDArray[np.int64]) -> tuple[Tensor, HostLogprobs | None]:

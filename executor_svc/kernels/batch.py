@@ -4,6 +4,7 @@ Knows shapes. Does not know who allocates blocks, which model runs, or how atten
 kernels/layout.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -60,6 +61,8 @@ class AttentionBatch:
         max_seqlen_q: the most tokens that one sequence has in this step.
         max_seqlen_k: the largest of seq_lens.
         block_size: tokens per block.
+        query_lens: the lengths that cu_seqlens_q says, where they are known without asking the device; None: they are not.
+        kv_lens: seq_lens, likewise.
     """
 
     slot_mapping: Tensor
@@ -70,6 +73,8 @@ class AttentionBatch:
     max_seqlen_q: int
     max_seqlen_k: int
     block_size: int
+    query_lens: Sequence[int] | None = None
+    kv_lens: Sequence[int] | None = None
 
     @property
     def num_tokens(self) -> int:

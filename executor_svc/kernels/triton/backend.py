@@ -6,6 +6,7 @@ from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.reference import rotate
 from executor_svc.kernels.triton.decode import MAX_PROGRAMS_PER_SM, DecodeWorkspace, num_sms, paged_decode
 from executor_svc.kernels.triton.kv_write import write_kv
+from executor_svc.kernels.triton.library import allow_library
 from executor_svc.kernels.triton.prefill import paged_prefill
 
 
@@ -27,6 +28,7 @@ class TritonBackend:
             overlap: see overlap.py; None: where the device can.
         """
         self._overlap = overlap
+        allow_library()
         self.max_num_seqs = max_num_seqs
         self._workspaces: dict[tuple[int, int, int], DecodeWorkspace] = {}
 

@@ -1,9 +1,17 @@
-"""Attention of prefill chunks: chooses between this package's kernel and the library's. Knows both, and host-side lengths."""
+"""Attention of prefill chunks: chooses between this package's kernel and the library's. Knows both, and host-side lengths.
+
+The library's kernel is faster for long chunks, in forms that it knows; it takes one chunk per call. All other chunks go to
+this package's kernel, neighbours in one launch.
+"""
 
 from torch import Tensor
 
 from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.triton.library import library_can, library_chunk
 from executor_svc.kernels.triton.prefill_kernel import triton_prefill
+
+LIBRARY_QUERIES = 1536
+"""Chunks of so many queries go to the library: below, its calls take the host longer than the device."""
 
 
 def paged_prefill(
@@ -18,31 +26,55 @@ def paged_prefill(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    library_queries: int = LIBRARY_QUERIES,
 ) -> None:
     """Causal attention of the chunks of a batch, whose KV is in the cache already; decodes in front are left out.
 
     Args:
         query: [num_tokens, num_heads, head_dim_k] of the whole batch; rows may be strided.
-        key: [num_tokens, num_kv_heads, head_dim_k] of the whole batch, rotated.
-        value: [num_tokens, num_kv_heads, head_dim_v].
+        key: [num_tokens, num_kv_heads, head_dim_k] of the whole batch, rotated; rows may be strided.
+        value: [num_tokens, num_kv_heads, head_dim_v]; same.
         layer_cache: holds key and value already.
-        batch: decodes first, then chunks.
+        batch: decodes first, then chunks. The library is used only where it has query_lens and kv_lens.
         out: [num_tokens, num_heads, head_dim_v]; rows [batch.num_decodes, num_tokens) are written.
         scale: as in paged_decode.
         window: same.
         softcap: same.
         sinks: same.
+        library_queries: as LIBRARY_QUERIES.
     """
-    first = batch.num_decodes
-    triton_prefill(
-        query[first:],
-        layer_cache,
-        batch.block_tables[first:],
-        batch.cu_seqlens_q[first:],
-        batch.seq_lens[first:],
-        out[first:],
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-    )
+    first, query_lens, kv_lens = batch.num_decodes, batch.query_lens, batch.kv_lens
+
+    def by_own_kernel(start: int, stop: int, start_token: int, stop_token: int) -> None:
+        """Sequences [start, stop), whose tokens are [start_token, stop_token)."""
+        if start < stop:
+            triton_prefill(
+                query[start_token:stop_token],
+                layer_cache,
+                batch.block_tables[start:stop],
+                batch.cu_seqlens_q[start : stop + 1],
+                batch.seq_lens[start:stop],
+                out[start_token:stop_token],
+                scale=scale,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+            )
+
+    if window is not None and window >= batch.max_seqlen_k:
+        window = None
+    if query_lens is None or kv_lens is None or not library_can(query, layer_cache, window, softcap, sinks):
+        by_own_kernel(first, batch.num_seqs, first, batch.num_tokens)
+        return
+    start, start_token, token = first, first, first
+    for seq in range(first, batch.num_seqs):
+        rows = slice(token, token + query_lens[seq])
+        token = rows.stop
+        if query_lens[seq] >= library_queries:
+            by_own_kernel(start, seq, start_token, rows.start)
+            start, start_token = seq + 1, rows.stop
+            context = kv_lens[seq] - query_lens[seq]
+            library_chunk(
+                query[rows], key[rows], value[rows], layer_cache, batch.block_tables[seq], context, out[rows], scale=scale
+            )
+    by_own_kernel(start, batch.num_seqs, start_token, batch.num_tokens)

@@ -34,7 +34,7 @@ SHAPES = {
     "blocks_of_five-bf16": Shape(6, 2, 64, 64, 5, BF16),
     "blocks_of_32-bf16": Shape(6, 2, 64, 64, 32, BF16),
 }
-MIXED = ([1, 700, 33, 2300, 1, 555, 80, 129], [1, 1, 1, 1, 1, 300, 80, 128])
+MIXED = ([1, 700, 33, 1100, 1, 355, 80, 129], [1, 1, 1, 1, 1, 200, 80, 128])
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +46,14 @@ def on_gpu(step: Step) -> Step:
     batch = step.batch
     tensors = {name: getattr(batch, name).to(DEVICE) for name in ("slot_mapping", "block_tables", "cu_seqlens_q", "seq_lens")}
     numbers = {name: getattr(batch, name) for name in ("num_decodes", "max_seqlen_q", "max_seqlen_k", "block_size")}
+    lens = {"query_lens": batch.cu_seqlens_q.diff().tolist(), "kv_lens": batch.seq_lens.tolist()}
     storage_k, storage_v = step.cache.key, step.cache.value
     num_blocks, key_size = storage_k.shape[0], storage_k[0].numel()
     storage = torch.cat([storage_k.reshape(num_blocks, -1), storage_v.reshape(num_blocks, -1)], dim=1).to(DEVICE)
     cache = LayerCache(storage[:, :key_size].view(storage_k.shape), storage[:, key_size:].view(storage_v.shape))
-    return Step(step.query.to(DEVICE), step.key.to(DEVICE), step.value.to(DEVICE), cache, AttentionBatch(**tensors, **numbers))
+    return Step(
+        step.query.to(DEVICE), step.key.to(DEVICE), step.value.to(DEVICE), cache, AttentionBatch(**tensors, **numbers, **lens)
+    )
 
 
 def attend(backend: TritonBackend, step: Step, **asked: object) -> Tensor:
@@ -91,6 +94,13 @@ def test_chunks_alone() -> None:
     check(shape, [1500], [1500])
     check(shape, [900, 40], [600, 40])
     check(shape, [1024, 2048, 512], [1024, 1024, 512])
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+def test_long_chunks_with_and_without_context(dtype: torch.dtype) -> None:
+    shape = Shape(4, 2, 128, 128, 16, dtype)
+    check(shape, [40, 1700, 300, 2600, 2000], [1, 1700, 30, 1600, 2000])
+    check(Shape(2, 1, 64, 64, 16, dtype), [20_000], [1600])
 
 
 def test_long_sequences_and_many_sequences() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from executor_svc.kernels.triton.configs import ConfigCache, default_config, lookup, open_cache, register_defaults, tune
 
-SHAPE = {"head_dim": 128, "dtype": "bfloat16"}
+SHAPE: dict[str, int | str | bool] = {"head_dim": 128, "dtype": "bfloat16"}
 DEFAULTS = {80: {"tile": 32, "stages": 2}, 90: {"tile": 64, "stages": 3}}
 
 

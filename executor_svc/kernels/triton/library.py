@@ -1,0 +1,253 @@
+"""Attention of a long chunk by the library's kernel (cuDNN), which wants keys and values one behind the other.
+
+Knows contiguous tensors and the paged cache. Does not know which chunks are worth it (prefill.py does).
+
+```
+keys of the sequence     | context: gathered from its blocks, a piece at a time | the chunk's own, fresh |
+queries of the chunk     | sees all of a piece: rectangle                       | causal: square         |
+                           every part comes with its log-sum-exp, by which parts are joined
+```
+The library builds a plan of 50 ms and more for every new shape, unless it may round lengths up inside of the plan, which
+is a switch of its own in the environment; it is read once, at the first use.
+"""
+
+import functools
+import logging
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from executor_svc.kernels.batch import LayerCache
+from executor_svc.kernels.triton.scores import LOG2E
+
+PIECE = 16_384
+"""Keys of a context that are gathered at once: bounds the scratch memory."""
+_TILE = 64
+log = logging.getLogger(__name__)
+
+
+def allow_library() -> None:
+    """Has the library build plans for rounded lengths; before its attention is used for the first time."""
+    # The switch has no other place than the environment of this very process.
+    os.environ["TORCH_CUDNN_SDPA_AVOID_RECOMPILE"] = "1"
+
+
+def library_can(query: Tensor, layer_cache: LayerCache, window: int | None, softcap: float | None, sinks: Tensor | None) -> bool:
+    """Whether the library computes this form of attention on this device."""
+    head_dim_k, head_dim_v = query.shape[2], layer_cache.value.shape[3]
+    return (
+        query.is_cuda
+        and query.element_size() == 2
+        and window is None
+        and softcap is None
+        and sinks is None
+        and head_dim_k == head_dim_v
+        and head_dim_k % 8 == 0
+        and head_dim_k <= 128
+        and _works(query.device, query.dtype, head_dim_k)
+    )
+
+
+@functools.cache
+def _works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the library is there and takes a call."""
+    rows = torch.zeros(2048, 1, head_dim, dtype=dtype, device=device)
+    try:
+        _attend(_as_heads(rows), _as_heads(rows), _as_heads(rows), 1.0, causal=True, with_lse=True)
+    except RuntimeError as error:
+        log.warning("long prompts are slower than they could be, cuDNN attention does not run: %s", error)
+        return False
+    return True
+
+
+def library_chunk(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer_cache: LayerCache,
+    block_table: Tensor,
+    context: int,
+    out: Tensor,
+    *,
+    scale: float,
+) -> None:
+    """Causal attention of one chunk over its context in the cache and its own keys.
+
+    Args:
+        query: [num_queries, num_heads, head_dim]; rows may be strided.
+        key: [num_queries, num_kv_heads, head_dim] of the chunk itself, rotated; rows may be strided.
+        value: same.
+        layer_cache: as in paged_decode.
+        block_table: int32 [max_blocks] of the sequence.
+        context: keys before the chunk.
+        out: [num_queries, num_heads, head_dim]; rows may be strided.
+        scale: scores are multiplied by it.
+    """
+    queries = _as_heads(query)
+    total, total_lse = _attend(queries, _as_heads(key), _as_heads(value), scale, causal=True, with_lse=context > 0)
+    for start in range(0, context, PIECE):
+        length = min(PIECE, context - start)
+        keys, values = gather(layer_cache, block_table, start, length)
+        part, part_lse = _attend(queries, _as_heads(keys), _as_heads(values), scale, causal=False, with_lse=True)
+        join(total, total_lse, part, part_lse)
+    out.copy_(total[0].transpose(0, 1))
+
+
+def gather(layer_cache: LayerCache, block_table: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
+    """Keys [length, num_kv_heads, head_dim_k] and values of positions [start, start + length) of one sequence."""
+    _, num_kv_heads, block_size, head_dim_v = layer_cache.value.shape
+    head_dim_k = layer_cache.key.shape[3]
+    keys = layer_cache.key.new_empty(length, num_kv_heads, head_dim_k)
+    values = layer_cache.value.new_empty(length, num_kv_heads, head_dim_v)
+    _gather_kernel[(triton.cdiv(length, _TILE), num_kv_heads)](
+        layer_cache.key,
+        layer_cache.value,
+        block_table,
+        keys,
+        values,
+        start,
+        length,
+        layer_cache.key.stride(0),
+        layer_cache.value.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM_K=head_dim_k,
+        HEAD_DIM_V=head_dim_v,
+        PADDED_K=triton.next_power_of_2(head_dim_k),
+        PADDED_V=triton.next_power_of_2(head_dim_v),
+        BLOCK_SIZE=block_size,
+        TILE=_TILE,
+    )
+    return keys, values
+
+
+def join(total: Tensor, total_lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Adds a part of the keys to what the others gave, in place.
+
+    Args:
+        total: [1, num_heads, num_queries, head_dim], any strides but the last dimension contiguous.
+        total_lse: float32 [1, num_heads, num_queries, 1], natural logarithm of the sum of exponentials; any strides.
+        part: as total, over other keys.
+        part_lse: as total_lse.
+    """
+    _, num_heads, num_queries, head_dim = total.shape
+    _join_kernel[(num_queries,)](
+        total,
+        total_lse,
+        part,
+        part_lse,
+        total.stride(1),
+        total.stride(2),
+        total_lse.stride(1),
+        total_lse.stride(2),
+        part.stride(1),
+        part.stride(2),
+        part_lse.stride(1),
+        part_lse.stride(2),
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        HEADS=triton.next_power_of_2(num_heads),
+        PADDED=triton.next_power_of_2(head_dim),
+        num_warps=4,
+    )
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool, with_lse: bool) -> tuple[Tensor, Tensor]:
+    out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, with_lse, 0.0, causal, False, scale=scale
+    )[:2]
+    return out, lse
+
+
+def _as_heads(rows: Tensor) -> Tensor:
+    """[num_tokens, num_heads, head_dim] as [1, num_heads, num_tokens, head_dim] over contiguous rows."""
+    return rows.contiguous().unsqueeze(0).transpose(1, 2)
+
+
+@triton.jit(do_not_specialize=["start", "length"], do_not_specialize_on_alignment=["table_ptr"])
+def _gather_kernel(
+    key_cache_ptr,
+    value_cache_ptr,
+    table_ptr,
+    keys_ptr,
+    values_ptr,
+    start,
+    length,
+    key_stride,
+    value_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM_K: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    PADDED_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    kv_head = tl.program_id(1)
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = rows < length
+    positions = start + rows
+    blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    in_block = kv_head * BLOCK_SIZE + positions % BLOCK_SIZE
+    out_rows = rows.to(tl.int64) * NUM_KV_HEADS + kv_head
+    dims = tl.arange(0, PADDED_K)
+    mask = inside[:, None] & (dims < HEAD_DIM_K)[None, :]
+    keys = tl.load(key_cache_ptr + (blocks * key_stride + in_block * HEAD_DIM_K)[:, None] + dims[None, :], mask=mask, other=0.0)
+    tl.store(keys_ptr + (out_rows * HEAD_DIM_K)[:, None] + dims[None, :], keys, mask=mask)
+    dims = tl.arange(0, PADDED_V)
+    mask = inside[:, None] & (dims < HEAD_DIM_V)[None, :]
+    value_rows = blocks * value_stride + in_block * HEAD_DIM_V
+    values = tl.load(value_cache_ptr + value_rows[:, None] + dims[None, :], mask=mask, other=0.0)
+    tl.store(values_ptr + (out_rows * HEAD_DIM_V)[:, None] + dims[None, :], values, mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "total_head_stride",
+        "total_lse_head_stride",
+        "total_lse_query_stride",
+        "part_head_stride",
+        "part_lse_head_stride",
+        "part_lse_query_stride",
+    ]
+)
+def _join_kernel(
+    total_ptr,
+    total_lse_ptr,
+    part_ptr,
+    part_lse_ptr,
+    total_head_stride,
+    total_query_stride,
+    total_lse_head_stride,
+    total_lse_query_stride,
+    part_head_stride,
+    part_query_stride,
+    part_lse_head_stride,
+    part_lse_query_stride,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    query = tl.program_id(0).to(tl.int64)
+    heads = tl.arange(0, HEADS)
+    dims = tl.arange(0, PADDED)
+    head_mask = heads < NUM_HEADS
+    mask = head_mask[:, None] & (dims < HEAD_DIM)[None, :]
+    total_lse_ptrs = total_lse_ptr + query * total_lse_query_stride + heads * total_lse_head_stride
+    part_lse_ptrs = part_lse_ptr + query * part_lse_query_stride + heads * part_lse_head_stride
+    total_lse = tl.load(total_lse_ptrs, mask=head_mask, other=0.0) * LOG2E
+    part_lse = tl.load(part_lse_ptrs, mask=head_mask, other=0.0) * LOG2E
+    highest = tl.maximum(total_lse, part_lse)
+    of_total = tl.exp2(total_lse - highest)
+    of_part = tl.exp2(part_lse - highest)
+    both = of_total + of_part
+    total_ptrs = total_ptr + query * total_query_stride + (heads * total_head_stride)[:, None] + dims[None, :]
+    part_ptrs = part_ptr + query * part_query_stride + (heads * part_head_stride)[:, None] + dims[None, :]
+    total = tl.load(total_ptrs, mask=mask, other=0.0).to(tl.float32)
+    part = tl.load(part_ptrs, mask=mask, other=0.0).to(tl.float32)
+    joined = total * (of_total / both)[:, None] + part * (of_part / both)[:, None]
+    tl.store(total_ptrs, joined.to(total_ptr.dtype.element_ty), mask=mask)
+    tl.store(total_lse_ptrs, (highest + tl.log2(both)) / LOG2E, mask=head_mask)
