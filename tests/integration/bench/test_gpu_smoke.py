@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.gpu import NO_GPU, has_gpu
 from bench.gpu_measure import measure
 from bench.gpu_options import smoke_options
@@ -21,6 +23,7 @@ def read(report: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["workload"], row["figure"]): row for row in rows}
 
 
+@pytest.mark.slow
 def test_every_workload_is_measured_through_grpc_and_in_process(tmp_path: Path) -> None:
     trace, report = tmp_path / "trace.csv", tmp_path / "report.jsonl"
     trace.write_text(TRACE)
@@ -39,6 +42,7 @@ def test_every_workload_is_measured_through_grpc_and_in_process(tmp_path: Path) 
     assert figures["mixed", "output"]["split cost"] is not None
 
 
+@pytest.mark.slow
 def test_workloads_that_outgrow_the_device_are_measured_with_a_store_and_without(tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
     options = replace(smoke_options(), served=("turns", "reload"), in_process=(), starts=0)
