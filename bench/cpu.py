@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.figures import Figures
-from bench.in_process import measure_in_process
 from bench.int8_agreement import add_agreement, most_likely_tokens
 from bench.kv_waste import measure_kv_waste, read_trace, report
+from bench.serving import InProcess
 from bench.transformers_peer import PeerRun, TransformersPeer
 from bench.workloads import Workload, cpu_a, cpu_b, cpu_c
 from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc, inference_service_pb2_grpc
 from tests.e2e.stack import Answer, Stack, StackConfig, collect, greedy_request, running_stack
+
+_IN_PROCESS_TIMEOUT_S = 600.0
 
 WORKLOADS: tuple[Callable[[], Workload], ...] = (cpu_a, cpu_b, cpu_c)
 
@@ -75,21 +77,38 @@ def measure(figures: Figures, folder: Path, dtype: str, quantization: str, repea
             workload = make()
             run_served(stack, workload)  # warms kernels and threads up
             cold, again, peers = [], [], []
-            in_process_s: list[float] = []
             for _ in range(repeat):
                 flush(stack)
                 cold.append(run_served(stack, workload))
                 again.append(run_served(stack, workload))
                 if peer is not None:
                     peers.append(peer.run(workload))
-                    if workload.name == "cpu-b":
-                        in_process_s += measure_in_process(folder, dtype, ["cpu-b"], 1, num_threads)["cpu-b"]
             add_runs(figures, workload, name, cold, again)
             if peers:
                 add_peer_runs(figures, workload, f"transformers {dtype}", peers)
-            if in_process_s:
-                add_split(figures, workload, dtype, in_process_s)
+        if peer is not None:
+            measure_split(figures, stack, folder, dtype, 2 * repeat + 1, num_threads)
         return most_likely_tokens(stack)
+
+
+def measure_split(figures: Figures, stack: Stack, folder: Path, dtype: str, repeat: int, num_threads: int) -> None:
+    """What three processes cost for `cpu-b`: served and in one process in turn, both from an empty cache."""
+    workload = cpu_b()
+    engine = InProcess({"model": str(folder), "dtype": dtype, "num_threads": num_threads}, _IN_PROCESS_TIMEOUT_S)
+    try:
+        engine.run(workload, _IN_PROCESS_TIMEOUT_S)
+        served_s, in_process_s = [], []
+        for _ in range(repeat):
+            flush(stack)
+            served_s.append(run_served(stack, workload).total_s)
+            engine.flush()
+            in_process_s.append(engine.run(workload, _IN_PROCESS_TIMEOUT_S).total_s)
+    finally:
+        engine.stop()
+    costs = [100 * (1 - alone_s / split_s) for split_s, alone_s in zip(served_s, in_process_s, strict=True)]
+    rates = [workload.num_output_tokens / s for s in in_process_s]
+    figures.add(workload.name, "output", rates, "tokens/s", f"in process {dtype}")
+    figures.add(workload.name, "cost of three processes", costs, "%", f"octavo {dtype}")
 
 
 def add_runs(figures: Figures, workload: Workload, peer: str, cold: list[ServedRun], again: list[ServedRun]) -> None:
@@ -119,14 +138,6 @@ def add_peer_runs(figures: Figures, workload: Workload, peer: str, runs: list[Pe
         case _:
             figures.add("cpu-c", "cold", [r.total_s for r in runs], "s", peer)
             figures.add("cpu-c", "again", [r.total_s for r in runs], "s", peer)
-
-
-def add_split(figures: Figures, workload: Workload, dtype: str, seconds: list[float]) -> None:
-    """The same engine in one process, and what three processes cost beside it."""
-    rates = [workload.num_output_tokens / s for s in seconds]
-    rate = figures.add(workload.name, "output", rates, "tokens/s", f"in process {dtype}")
-    served = figures.value(workload.name, "output", f"octavo {dtype}")
-    figures.add(workload.name, "cost of three processes", 100 * (1 - served / rate), "%", f"octavo {dtype}")
 
 
 def add_ratios(figures: Figures, dtype: str) -> None:

@@ -17,12 +17,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.client import Answer
 from bench.counters import Counters
-from bench.workloads import Workload, cpu_a, cpu_b, cpu_c
 
 if TYPE_CHECKING:  # torch takes seconds to import, and whoever only starts the child needs none of it
     from executor_svc.inprocess import InProcessExecutor
@@ -31,30 +29,9 @@ if TYPE_CHECKING:  # torch takes seconds to import, and whoever only starts the 
     from scheduler_svc.core.request import Request
     from scheduler_svc.core.scheduler import Scheduler
 
-WORKLOADS = {"cpu-a": cpu_a, "cpu-b": cpu_b, "cpu-c": cpu_c}
 _RUN_AHEAD = 2
 """As the scheduler's default; without a GPU nothing is gained by it."""
-_START_TIMEOUT_S = _RUN_TIMEOUT_S = 600.0
 Item = tuple[Sequence[int], int, float]
-
-
-def measure_in_process(folder: Path, dtype: str, workloads: list[str], repeat: int, num_threads: int) -> dict[str, list[float]]:
-    """Seconds of every run by workload, from an empty cache and after a run that warms up, measured in a child process."""
-    from bench.serving import InProcess
-
-    engine = InProcess({"model": str(folder), "dtype": dtype, "num_threads": num_threads}, _START_TIMEOUT_S)
-    try:
-        return {name: _seconds(engine.flush, engine.run, WORKLOADS[name](), repeat) for name in workloads}
-    finally:
-        engine.stop()
-
-
-def _seconds(flush: Callable[[], None], run: Callable[[Workload, float], Any], workload: Workload, repeat: int) -> list[float]:
-    seconds = []
-    for _ in range(repeat + 1):
-        flush()
-        seconds.append(float(run(workload, _RUN_TIMEOUT_S).total_s))
-    return seconds[1:]
 
 
 class EngineLoop:
