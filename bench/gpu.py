@@ -23,8 +23,8 @@ from bench.gpu_options import Options, smoke_options
 from bench.models import CONFIGS
 
 NO_GPU = (
-    "bench.gpu measures an NVIDIA GPU, and the driver shows none on this machine. Run it where there is one, or try the benchmark "
-    "itself out on the CPU: python -m bench.gpu --smoke"
+    "bench.gpu measures an NVIDIA GPU, and the driver shows none on this machine. Run it where there is one, or try the "
+    "benchmark itself out on the CPU: python -m bench.gpu --smoke"
 )
 _ALL = "decode,prefill,mixed,prefix,azure,turns,reload,mooncake,attention"
 
