@@ -7,7 +7,7 @@ from executor_svc.kernels.reference import rotate
 from executor_svc.kernels.triton.decode import MAX_PROGRAMS_PER_SM, DecodeWorkspace, num_sms, paged_decode
 from executor_svc.kernels.triton.kv_write import write_kv
 from executor_svc.kernels.triton.library import allow_library
-from executor_svc.kernels.triton.prefill import paged_prefill
+from executor_svc.kernels.triton.prefill import paged_prefill, sole_chunk
 
 
 class TritonBackend:
@@ -71,6 +71,9 @@ class TritonBackend:
 
         Batches of decodes alone do not touch key and value, which may then be of any shape that says the heads' sizes.
         """
+        sole = sole_chunk(query, key, value, layer_cache, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        if sole is not None:
+            return sole
         num_tokens, num_heads, _ = query.shape
         head_dim_v = layer_cache.value.shape[3]
         out = query.new_empty(num_tokens, num_heads, head_dim_v)

@@ -113,7 +113,8 @@ def paged_decode(
         sinks: [num_heads], the score of an extra column of each head that has no value; None: none.
         workspace: for at least num_seqs sequences and these heads.
         config: None: the tuned one.
-        overlap: begin before the kernel in front has ended, see overlap.py; None: where the device can.
+        overlap: begin before the kernel in front has ended, see overlap.py; None: where the device can. What writes
+            block_tables and seq_lens must then have ended before the kernel in front began.
 
     Raises:
         ValueError: shapes that do not fit together, or more sequences than the workspace is for.
@@ -227,7 +228,6 @@ def _paged_decode_kernel(
     OVERLAP: tl.constexpr,
 ):
     let_next_start(OVERLAP)
-    wait_for_previous(OVERLAP)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     this_range = tl.program_id(0) // NUM_KV_HEADS
@@ -254,10 +254,14 @@ def _paged_decode_kernel(
     key_head_ptr = key_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_K)
     value_head_ptr = value_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_V)
 
+    # Of each sequence, length and first block ids are read while something else goes on: here, the end of the kernel in front.
+    seq_len = tl.load(seq_lens_ptr + first_seq, mask=first_seq < num_seqs, other=0)
+    positions = _first_key(seq_len, window, BLOCK_SIZE, WINDOW) + (begin - seq_begin) * TILE + in_tile
+    blocks = block_ids(tables_ptr + first_seq * tables_stride, positions // BLOCK_SIZE, positions < seq_len)
+    wait_for_previous(OVERLAP)
+
     for seq in tl.range(first_seq, last_seq + 1, num_stages=1):
-        seq_len = tl.load(seq_lens_ptr + seq)
         seq_tiles = _num_tiles(seq_len, window, BLOCK_SIZE, TILE, WINDOW)
-        first_key = _first_key(seq_len, window, BLOCK_SIZE, WINDOW)
         first_tile = tl.maximum(begin - seq_begin, 0)
         end_tile = tl.minimum(end - seq_begin, seq_tiles)
         table_ptr = tables_ptr + seq * tables_stride
@@ -269,8 +273,7 @@ def _paged_decode_kernel(
         highest = tl.full([ROWS], LOWEST, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, PADDED_V], tl.float32)
-        positions = first_key + first_tile * TILE + in_tile
-        blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)
+        # Block ids are read one step ahead, so that keys and values do not wait for them.
         for _ in tl.range(first_tile, end_tile, num_stages=STAGES):
             inside = positions < seq_len
             in_block = positions % BLOCK_SIZE
@@ -293,6 +296,10 @@ def _paged_decode_kernel(
             acc = acc * factor[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
             positions += TILE
             blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)
+
+        next_len = tl.load(seq_lens_ptr + seq + 1, mask=seq < last_seq, other=0)
+        positions = _first_key(next_len, window, BLOCK_SIZE, WINDOW) + in_tile
+        blocks = block_ids(table_ptr + tables_stride, positions // BLOCK_SIZE, positions < next_len)
 
         out_row_ptr = out_ptr + seq * out_stride
         if end_tile - first_tile == seq_tiles:
@@ -330,6 +337,7 @@ def _paged_decode_kernel(
                     SINKS,
                 )
         seq_begin += seq_tiles
+        seq_len = next_len
 
 
 @triton.jit

@@ -65,6 +65,7 @@ def rope_write_kv(
     k_norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
     norm_weight_offset: float = 0.0,
+    key_out: Tensor | None = None,
     config: Config | None = None,
     overlap: bool | None = None,
 ) -> None:
@@ -86,6 +87,7 @@ def rope_write_kv(
         k_norm_weight: the same of key heads; both or none.
         norm_eps: of both.
         norm_weight_offset: added to both weights (1 in the Gemma families).
+        key_out: [num_tokens, num_kv_heads, head_dim], contiguous: rotated keys, for chunks that attend to their own; None: none.
         config: None: the tuned one.
         overlap: begin before the kernel in front has ended, see overlap.py; None: where the device can.
 
@@ -103,6 +105,8 @@ def rope_write_kv(
     out_heads = query_out.shape[1]
     if out_heads not in (num_heads, num_heads + num_kv_heads) or query_out.shape[2] != head_dim or not query_out.is_contiguous():
         raise ValueError(f"query_out of {tuple(query_out.shape)} is not contiguous, or for other heads")
+    if key_out is not None and (key_out.shape != (num_tokens, num_kv_heads, head_dim) or not key_out.is_contiguous()):
+        raise ValueError(f"key_out of {tuple(key_out.shape)} is not contiguous, or for other heads")
     if (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("norm weights of queries and keys come together")
     if num_tokens == 0:
@@ -122,6 +126,7 @@ def rope_write_kv(
         q_norm_weight if q_norm_weight is not None else qkv,
         k_norm_weight if k_norm_weight is not None else qkv,
         query_out,
+        key_out if key_out is not None else query_out,
         layer_cache.key,
         layer_cache.value,
         norm_eps,
@@ -139,6 +144,7 @@ def rope_write_kv(
         HEADS=heads,
         PADDED_HALF=triton.next_power_of_2(max(half, 1)),
         PADDED_REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
+        KEY_OUT=key_out is not None,
         POSITIONS=positions is not None,
         NORM=q_norm_weight is not None,
         OVERLAP=overlap,
@@ -188,6 +194,7 @@ def _rope_write_kv_kernel(
     q_norm_ptr,
     k_norm_ptr,
     query_out_ptr,
+    key_out_ptr,
     key_cache_ptr,
     value_cache_ptr,
     norm_eps,
@@ -205,6 +212,7 @@ def _rope_write_kv_kernel(
     HEADS: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     PADDED_REST: tl.constexpr,
+    KEY_OUT: tl.constexpr,
     POSITIONS: tl.constexpr,
     NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -256,6 +264,15 @@ def _rope_write_kv_kernel(
     tl.store(query_head_ptr + HALF + low[None, :], turned_second, mask=half_mask & query_mask)
     if REST > 0:
         tl.store(query_head_ptr + rest[None, :], others, mask=rest_mask & query_mask)
+
+    if KEY_OUT:
+        key_rows = token * (NUM_KV_HEADS * HEAD_DIM) + (heads - NUM_HEADS) * HEAD_DIM
+        key_out_head_ptr = key_out_ptr + key_rows[:, None]
+        is_key = (~is_query & ~is_value)[:, None]
+        tl.store(key_out_head_ptr + low[None, :], turned_first, mask=half_mask & is_key)
+        tl.store(key_out_head_ptr + HALF + low[None, :], turned_second, mask=half_mask & is_key)
+        if REST > 0:
+            tl.store(key_out_head_ptr + rest[None, :], others, mask=rest_mask & is_key)
 
     slot = tl.load(slots_ptr + token)
     kv_heads = tl.where(is_value, heads - NUM_HEADS - NUM_KV_HEADS, heads - NUM_HEADS)

@@ -70,21 +70,22 @@ def library_chunk(
     layer_cache: LayerCache,
     block_table: Tensor,
     context: int,
-    out: Tensor,
     *,
     scale: float,
-) -> None:
+) -> Tensor:
     """Causal attention of one chunk over its context in the cache and its own keys.
 
     Args:
-        query: [num_queries, num_heads, head_dim]; rows may be strided.
-        key: [num_queries, num_kv_heads, head_dim] of the chunk itself, rotated; rows may be strided.
+        query: [num_queries, num_heads, head_dim]; copied unless contiguous.
+        key: [num_queries, num_kv_heads, head_dim] of the chunk itself, rotated; copied unless contiguous.
         value: same.
         layer_cache: as in paged_decode.
         block_table: int32 [max_blocks] of the sequence.
         context: keys before the chunk.
-        out: [num_queries, num_heads, head_dim]; rows may be strided.
         scale: scores are multiplied by it.
+
+    Returns:
+        [num_queries, num_heads, head_dim].
     """
     queries = _as_heads(query)
     total, total_lse = _attend(queries, _as_heads(key), _as_heads(value), scale, causal=True, with_lse=context > 0)
@@ -93,7 +94,7 @@ def library_chunk(
         keys, values = gather(layer_cache, block_table, start, length)
         part, part_lse = _attend(queries, _as_heads(keys), _as_heads(values), scale, causal=False, with_lse=True)
         join(total, total_lse, part, part_lse)
-    out.copy_(total[0].transpose(0, 1))
+    return total[0].transpose(0, 1)
 
 
 def gather(layer_cache: LayerCache, block_table: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:

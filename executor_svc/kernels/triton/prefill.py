@@ -14,6 +14,35 @@ LIBRARY_QUERIES = 1536
 """Chunks of so many queries go to the library: below, its calls take the host longer than the device."""
 
 
+def sole_chunk(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer_cache: LayerCache,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor | None:
+    """Attention of a batch that is one chunk for the library, without a copy of the result; None: it is not.
+
+    Args: as paged_prefill. Returns [num_tokens, num_heads, head_dim_v].
+    """
+    query_lens, kv_lens = batch.query_lens, batch.kv_lens
+    if batch.num_seqs != 1 or query_lens is None or kv_lens is None or query_lens[0] < LIBRARY_QUERIES:
+        return None
+    if not library_can(query, layer_cache, _effective(window, batch), softcap, sinks):
+        return None
+    return library_chunk(query, key, value, layer_cache, batch.block_tables[0], kv_lens[0] - query_lens[0], scale=scale)
+
+
+def _effective(window: int | None, batch: AttentionBatch) -> int | None:
+    """The window, or None if it is as wide as every sequence."""
+    return None if window is not None and window >= batch.max_seqlen_k else window
+
+
 def paged_prefill(
     query: Tensor,
     key: Tensor,
@@ -61,8 +90,7 @@ def paged_prefill(
                 sinks=sinks,
             )
 
-    if window is not None and window >= batch.max_seqlen_k:
-        window = None
+    window = _effective(window, batch)
     if query_lens is None or kv_lens is None or not library_can(query, layer_cache, window, softcap, sinks):
         by_own_kernel(first, batch.num_seqs, first, batch.num_tokens)
         return

@@ -63,12 +63,14 @@ def test_one_launch_norms_turns_and_writes(
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
     weights = (torch.randn(head_dim), torch.randn(head_dim))
     out = torch.full((num_tokens, num_heads + (num_kv_heads if table else 0), head_dim), float("nan"))
+    key_out = torch.full((num_tokens, num_kv_heads, head_dim), float("nan"))
     rope_write_kv(
         qkv,
         positions,
         slots,
         cache,
         out,
+        key_out=None if table else key_out,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -84,8 +86,8 @@ def test_one_launch_norms_turns_and_writes(
         query, key = normed(query, weights[0]), normed(key, weights[1])
     rows = rotary if positions is None else Rotary(rotary.cos[positions], rotary.sin[positions])
     torch.testing.assert_close(out[:, :num_heads], rotate(query, rows).float(), atol=1e-5, rtol=1e-5)
-    if table:
-        torch.testing.assert_close(out[:, num_heads:], rotate(key, rows).float(), atol=1e-5, rtol=1e-5)
+    keys = out[:, num_heads:] if table else key_out
+    torch.testing.assert_close(keys, rotate(key, rows).float(), atol=1e-5, rtol=1e-5)
     check_written(cache, slots, rotate(key, rows).float(), value.float())
 
 
