@@ -12,7 +12,7 @@ from executor_svc.core.sampling import SamplingParams
 from executor_svc.cuda.graphs import DecodeGraphs
 from executor_svc.cuda.memory import MemoryPlan
 from executor_svc.cuda.runner import CudaRunner
-from executor_svc.cuda.sampler import Draw, draw_on_host
+from executor_svc.cuda.sampler import Draw, TokenEnds, TorchTokens, draw_on_host
 from executor_svc.cuda.staging import StagedBlocks
 from executor_svc.cuda.stream import CudaStream
 from executor_svc.device import Phases, Started, run_steps, warm_up
@@ -40,7 +40,7 @@ class CudaDevice:
         if settings.backend == "cpu":
             raise StartupError("backend: cpu does not run on a GPU; use --device cpu or another backend")
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self.backend, self._draw = _kernels(settings)
+        self.backend, self._tokens, self._draw = _kernels(settings, self.torch_device)
         self.rewrites: Rewrites = rewrite_for_cuda if settings.rewrites else no_rewrites
         self._settings = settings
 
@@ -104,7 +104,9 @@ class CudaDevice:
 
     def _runner(self, model: LoadedModel, pool: CudaKvPool, limits: BatchLimits, stream: CudaStream) -> CudaRunner:
         layer_indices = [spec.layer_idx for spec in model.layer_specs]
-        return CudaRunner(model, pool, layer_indices, backend=self.backend, draw=self._draw, limits=limits, stream=stream)
+        return CudaRunner(
+            model, pool, layer_indices, backend=self.backend, tokens=self._tokens, draw=self._draw, limits=limits, stream=stream
+        )
 
     def _capture(
         self,
@@ -121,6 +123,7 @@ class CudaDevice:
             runner.layer_caches,
             limits,
             runner.last_tokens,
+            tokens=self._tokens,
             stream=stream,
             uploads=runner.uploads,
         )
@@ -162,14 +165,15 @@ class CudaDevice:
         return max(0, torch.cuda.max_memory_reserved(self.torch_device) - before)
 
 
-def _kernels(settings: ExecutorSettings) -> tuple[Backend, Draw]:
-    """Attention, and draws from logits."""
+def _kernels(settings: ExecutorSettings, device: torch.device) -> tuple[Backend, TokenEnds, Draw]:
+    """Attention, the ends of a step, and draws from logits."""
     if settings.backend == "torch":
-        return TorchBackend(), draw_on_host
+        return TorchBackend(), TorchTokens(), draw_on_host
     from executor_svc.kernels.triton.backend import TritonBackend
     from executor_svc.kernels.triton.draw import draw
+    from executor_svc.kernels.triton.tokens import TritonTokens
 
-    return TritonBackend(settings.max_num_seqs), draw
+    return TritonBackend(settings.max_num_seqs), TritonTokens(settings.max_num_seqs, device), draw
 
 
 def _largest_prefill(limits: BatchLimits) -> list[int]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.core.plan import BatchLimits
-from executor_svc.cuda.sampler import greedy_tokens
+from executor_svc.cuda.sampler import TokenEnds
 from executor_svc.cuda.stream import DeviceStream
 from executor_svc.cuda.upload import Array, Uploads
 from executor_svc.kernels.backend import Backend
@@ -38,12 +38,6 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     sizes = [1, 2, 4, *range(8, 257, 8), *range(320, 1025, 64)]
     sizes += range(1280, max_num_seqs + 256, 256)
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
-
-
-def read_last_tokens(input_ids: Tensor, last_tokens: Tensor) -> Tensor:
-    """Token ids int64 [n], where -row - 1 stands for the token that was sampled last for that row."""
-    from_row = (-input_ids - 1).clamp(min=0)
-    return torch.where(input_ids < 0, last_tokens[from_row], input_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +102,7 @@ class DecodeGraphs:
         limits: BatchLimits,
         last_tokens: Tensor,
         *,
+        tokens: TokenEnds,
         stream: DeviceStream,
         uploads: Uploads,
     ):
@@ -119,6 +114,7 @@ class DecodeGraphs:
             layer_caches: by layer number.
             limits: of plans.
             last_tokens: int64 [max_num_seqs + 1], by row; the last row is for padding.
+            tokens: how tokens come in and go out.
             stream: that steps run on.
             uploads: of the runner.
         """
@@ -128,6 +124,7 @@ class DecodeGraphs:
         self._layer_caches = layer_caches
         self._limits = limits
         self._last_tokens = last_tokens
+        self._tokens = tokens
         self._stream = stream
         self._uploads = uploads
         self._sizes = graph_sizes(limits.max_num_seqs)
@@ -215,8 +212,6 @@ class DecodeGraphs:
             block_size=self._limits.block_size,
         )
         context = ForwardContext(attention, self._backend, self._layer_caches)
-        ids = read_last_tokens(input_ids, self._last_tokens)
+        ids = self._tokens.read(input_ids, self._last_tokens)
         logits = self._forward(context, ids, positions, self._indices[:size])
-        tokens = greedy_tokens(logits)
-        self._last_tokens[rows] = tokens.clamp(min=0)
-        return logits, tokens
+        return logits, self._tokens.choose(logits, rows, self._last_tokens)

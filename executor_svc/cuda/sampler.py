@@ -23,6 +23,42 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return torch.where(torch.isfinite(values), ids, NO_TOKEN)
 
 
+class TokenEnds(Protocol):
+    """The two ends of a step on the device: token ids in, sampled tokens out."""
+
+    def read(self, input_ids: Tensor, last_tokens: Tensor) -> Tensor:
+        """Token ids int64 [n], where -row - 1 in input_ids stands for the token that was sampled last for that row."""
+        ...
+
+    def choose(self, logits: Tensor, rows: Tensor, last_tokens: Tensor) -> Tensor:
+        """The id of each row's largest logit, which also becomes the last token of its row of the batch.
+
+        Args:
+            logits: [n, vocab_size].
+            rows: int64 [n], of the batch.
+            last_tokens: int64 [max_num_seqs + 1], by row; written.
+
+        Returns:
+            int64 [n], NO_TOKEN for rows without a choice.
+        """
+        ...
+
+
+class TorchTokens:
+    """TokenEnds in plain torch operations."""
+
+    def read(self, input_ids: Tensor, last_tokens: Tensor) -> Tensor:
+        """See TokenEnds."""
+        from_row = (-input_ids - 1).clamp(min=0)
+        return torch.where(input_ids < 0, last_tokens[from_row], input_ids)
+
+    def choose(self, logits: Tensor, rows: Tensor, last_tokens: Tensor) -> Tensor:
+        """See TokenEnds."""
+        tokens = greedy_tokens(logits)
+        last_tokens[rows] = tokens.clamp(min=0)
+        return tokens
+
+
 class Draw(Protocol):
     """Draws from rows of logits."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from executor_svc.core.plan import BatchLimits
 from executor_svc.cuda.graphs import DecodeGraphs
 from executor_svc.cuda.runner import CudaRunner
-from executor_svc.cuda.sampler import draw_on_host
+from executor_svc.cuda.sampler import TorchTokens, draw_on_host
 from executor_svc.cuda.stream import ResultT
 from executor_svc.engine import Engine
 from executor_svc.kernels.batch import AttentionBatch, LayerCache
@@ -125,6 +125,7 @@ def queued(engine: Engine, queue: HostQueue, *, graphs: bool = False) -> Engine:
         engine.pool,
         [spec.layer_idx for spec in runner.model.layer_specs],
         backend=PaddedBackend(),
+        tokens=TorchTokens(),
         draw=draw_on_host,
         limits=limits,
         stream=queue,
@@ -136,6 +137,7 @@ def queued(engine: Engine, queue: HostQueue, *, graphs: bool = False) -> Engine:
             queued_runner.layer_caches,
             limits,
             queued_runner.last_tokens,
+            tokens=TorchTokens(),
             stream=queue,
             uploads=queued_runner.uploads,
         )
