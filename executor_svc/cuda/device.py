@@ -9,7 +9,7 @@ from common.errors import StartupError
 from common.ids import BlockId, SeqId
 from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import SamplingParams
-from executor_svc.cuda.graphs import DecodeGraphs
+from executor_svc.cuda.graphs import StepGraphs
 from executor_svc.cuda.memory import MemoryPlan
 from executor_svc.cuda.runner import CudaRunner
 from executor_svc.cuda.sampler import Draw, TokenEnds, TorchTokens, draw_on_host
@@ -64,7 +64,7 @@ class CudaDevice:
         with phases.timed("warm_up"):
             warm_up(runner, limits)
         reserved = torch.cuda.memory_reserved(self.torch_device)
-        if self._captures:
+        if self._captures and not model.has_length_dependent_rope:  # such a rope reads lengths on the host
             with phases.timed("graphs"):
                 self._capture(runner, model, limits, stream, progress)
         graph_bytes = torch.cuda.memory_reserved(self.torch_device) - reserved
@@ -117,7 +117,7 @@ class CudaDevice:
         progress: Callable[[str], None],
     ) -> None:
         """Gives the runner graphs, if the model can be captured; some models read numbers on the host as they go."""
-        graphs = DecodeGraphs(
+        graphs = StepGraphs(
             model.forward,
             self.backend,
             runner.layer_caches,

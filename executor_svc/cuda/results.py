@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from common.ids import SeqId
@@ -55,13 +57,15 @@ class Drawn:
     Attributes:
         sequences: n that sampled.
         indices: n, the place of the new token in its sequence.
-        tokens: int [n], good once the step is over.
+        tokens: int, good once the step is over.
+        places: int64 [n], where in tokens the new ones are.
         logprobs: None: nobody asked.
     """
 
     sequences: Sequence[BatchSequence[SamplingParams]]
     indices: Sequence[int]
     tokens: Tensor
+    places: npt.NDArray[np.int64]
     logprobs: HostLogprobs | None
 
 
@@ -91,7 +95,7 @@ class PendingStep:
     def read(self) -> Sequence[list[int]]:
         """The tokens of each part of drawn, NO_TOKEN where there was no choice; the step is over."""
         if not self.token_ids:
-            self.token_ids = [drawn.tokens.tolist() for drawn in self.drawn]
+            self.token_ids = [drawn.tokens.numpy()[drawn.places].tolist() for drawn in self.drawn]
         return self.token_ids
 
     def outcome(self, failed: set[SeqId], previous_ended_at: float, ended_at: float) -> StepOutcome:

@@ -23,7 +23,8 @@ from common.ids import BlockId
 from executor_svc.core.batch import BatchState, PackedStep, ScheduledChunk
 from executor_svc.core.plan import BatchLimits, SequenceFailure, StepPlan
 from executor_svc.core.sampling import SamplingParams, SamplingRow
-from executor_svc.cuda.graphs import DecodeGraphs, DecodeRows
+from executor_svc.cuda.graph_shapes import StepNumbers
+from executor_svc.cuda.graphs import Replayed, StepGraphs
 from executor_svc.cuda.results import Drawn, HostLogprobs, PendingStep, ResultThread
 from executor_svc.cuda.rows import RowTable
 from executor_svc.cuda.sampler import NO_TOKEN, DeviceLogprobs, Draw, TokenEnds, sample_tokens
@@ -87,7 +88,7 @@ class CudaRunner:
         """
         self.batch: BatchState[SamplingParams] = BatchState(limits)
         self.model = model
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self.layer_caches = dict(zip(layer_indices, pool.layer_caches, strict=True))
         self.last_tokens = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int64, device=stream.device)
         self.uploads = Uploads(stream)
@@ -187,28 +188,28 @@ class CudaRunner:
         """Queues the work of chunks, from their numbers to the copy of their tokens."""
         packed = self.batch.pack(chunks)
         rows = np.fromiter((chunk.sequence.row for chunk in packed.chunks), np.int64, len(packed.chunks))
+        samples = np.fromiter((chunk.samples for chunk in packed.chunks), np.bool_, len(packed.chunks))
         input_ids = self._input_ids(packed, rows)
-        num_sampled = len(packed.sampled_chunks)
-        is_decode = packed.num_decodes == len(chunks) == num_sampled
-        replayed = self._replay(packed, rows, input_ids) if is_decode and self.graphs is not None else None
+        sampled_rows = rows[samples]
+        replayed = self._replay(packed, rows, samples, input_ids)
         if replayed is not None:
-            logits, tokens = replayed
+            logits, tokens, places = replayed.logits, replayed.tokens, replayed.places
         else:
-            logits, sampled_rows = self._forward(packed, rows, input_ids)
-            tokens = self._tokens.choose(logits, sampled_rows, self.last_tokens)
+            logits, tokens = self._forward(packed, sampled_rows, input_ids)
+            places = np.arange(len(sampled_rows))
         logprobs = None
-        host_rows = rows if is_decode else np.array([chunk.sequence.row for chunk in packed.sampled_chunks], np.int64)
-        if num_sampled and not self._rows.are_plain(host_rows):
-            tokens, logprobs = self._sample(logits, packed.sampled_chunks, host_rows)
-            (sampled_rows,) = self.uploads.send([host_rows])
-            self.last_tokens[sampled_rows] = tokens.clamp(min=0)
+        if len(sampled_rows) and not self._rows.are_plain(sampled_rows):
+            device_rows, device_places = self.uploads.send([sampled_rows, places])
+            tokens, logprobs = self._sample(logits[device_places], packed.sampled_chunks, sampled_rows)
+            self.last_tokens[device_rows] = tokens.clamp(min=0)
+            places = np.arange(len(sampled_rows))
         host_tokens = self._stream.download(tokens)
         indices = [chunk.stop for chunk in packed.sampled_chunks]
         for chunk in chunks:
             self.batch.advance(chunk)
         for chunk in packed.sampled_chunks:
             self.batch.append_unknown(chunk.sequence.seq_id)
-        return Drawn([chunk.sequence for chunk in packed.sampled_chunks], indices, host_tokens, logprobs)
+        return Drawn([chunk.sequence for chunk in packed.sampled_chunks], indices, host_tokens, places, logprobs)
 
     def _input_ids(self, packed: PackedStep[SamplingParams], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Token ids, with -row - 1 for those that were sampled here; only single tokens can be such."""
@@ -219,18 +220,33 @@ class CudaRunner:
         return input_ids
 
     def _replay(
-        self, packed: PackedStep[SamplingParams], rows: npt.NDArray[np.int64], input_ids: npt.NDArray[np.int64]
-    ) -> tuple[Tensor, Tensor] | None:
-        assert self.graphs is not None
+        self,
+        packed: PackedStep[SamplingParams],
+        rows: npt.NDArray[np.int64],
+        samples: npt.NDArray[np.bool_],
+        input_ids: npt.NDArray[np.int64],
+    ) -> Replayed | None:
+        """The step by a graph, if there is one that has room."""
+        if self.graphs is None:
+            return None
         return self.graphs.run(
-            DecodeRows(input_ids, packed.positions, packed.slot_mapping, rows, packed.seq_lens, packed.block_tables)
+            StepNumbers(
+                input_ids=input_ids,
+                positions=packed.positions,
+                slot_mapping=packed.slot_mapping,
+                rows=rows,
+                samples=samples,
+                cu_seqlens_q=packed.cu_seqlens_q,
+                seq_lens=packed.seq_lens,
+                block_tables=packed.block_tables,
+                num_decodes=packed.num_decodes,
+            )
         )
 
     def _forward(
-        self, packed: PackedStep[SamplingParams], rows: npt.NDArray[np.int64], input_ids: npt.NDArray[np.int64]
+        self, packed: PackedStep[SamplingParams], sampled_rows: npt.NDArray[np.int64], input_ids: npt.NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
-        """Logits [num_sampled, vocab_size] and the rows int64 [num_sampled] that they belong to, on the device."""
-        sampled_rows = np.array([chunk.sequence.row for chunk in packed.sampled_chunks], np.int64)
+        """The step kernel by kernel: logits [num_sampled, vocab_size], and the tokens of the largest, as last tokens too."""
         ids, positions, slots, sample_indices, device_rows, cu_seqlens, seq_lens, known_lens, tables = self.uploads.send(
             [
                 input_ids,
@@ -259,7 +275,8 @@ class CudaRunner:
         )
         context = ForwardContext(attention, self._backend, self.layer_caches, known_lens)
         ids = self._tokens.read(ids, self.last_tokens)
-        return self.model.forward(context, ids, positions, sample_indices), device_rows
+        logits = self.model.forward(context, ids, positions, sample_indices)
+        return logits, self._tokens.choose(logits, device_rows, self.last_tokens)
 
     def _sample(self, logits: Tensor, chunks: Sequence[Chunk], rows: npt.NDArray[np.int64]) -> tuple[Tensor, HostLogprobs | None]:
         """Tokens of rows that want more than the largest logit."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from executor_svc.cuda.stream import DeviceStream, Mark
 
-_ALIGNMENT = 16
+ALIGNMENT = 16
 _NUM_BUFFERS = 32
 _SMALLEST = 1 << 16
 _TORCH_DTYPES = {
@@ -60,7 +60,7 @@ class Uploads:
         offsets, end = [], 0
         for array in arrays:
             offsets.append(end)
-            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+            end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         buffer = self._free_buffer(end)
         for array, offset in zip(arrays, offsets, strict=True):
             buffer.array[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from executor_svc.core.plan import BatchLimits
-from executor_svc.cuda.graphs import DecodeGraphs
+from executor_svc.cuda.graphs import StepGraphs
 from executor_svc.cuda.runner import CudaRunner
 from executor_svc.cuda.sampler import TorchTokens, draw_on_host
 from executor_svc.cuda.stream import ResultT
 from executor_svc.engine import Engine
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.pool import KvPool
 from executor_svc.model.load import LoadedModel
@@ -95,21 +95,22 @@ class PaddedBackend(TorchBackend):
     def paged_attention(
         self, query: Tensor, key: Tensor, value: Tensor, layer_cache: LayerCache, batch: AttentionBatch, **options: Any
     ) -> Tensor:
-        used = int((batch.seq_lens > 0).sum()) if batch.num_decodes == batch.num_seqs else batch.num_seqs
-        if used == batch.num_seqs:
-            return super().paged_attention(query, key, value, layer_cache, batch, **options)
-        out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
-        if used:
-            assert (batch.slot_mapping[used:] < 0).all() and not batch.seq_lens[used:].any()
+        seqs, tokens = batch.seq_lens > 0, batch.slot_mapping >= 0
+        lens = batch.cu_seqlens_q.diff()[seqs]
+        out = query.new_full((query.shape[0], query.shape[1], value.shape[2]), torch.nan)
+        if seqs.any():
+            assert int(lens.sum()) == int(tokens.sum()), "padding rows have slots, or others none"
             some = replace(
                 batch,
-                slot_mapping=batch.slot_mapping[:used],
-                block_tables=batch.block_tables[:used],
-                cu_seqlens_q=batch.cu_seqlens_q[: used + 1],
-                seq_lens=batch.seq_lens[:used],
-                num_decodes=used,
+                slot_mapping=batch.slot_mapping[tokens],
+                block_tables=batch.block_tables[seqs],
+                cu_seqlens_q=torch.cat([lens.new_zeros(1), lens.cumsum(0)]),
+                seq_lens=batch.seq_lens[seqs],
+                num_decodes=int(seqs[: batch.num_decodes].sum()),
             )
-            out[:used] = super().paged_attention(query[:used], key[:used], value[:used], layer_cache, some, **options)
+            if options["rotary"] is not None:
+                options["rotary"] = Rotary(options["rotary"].cos[tokens], options["rotary"].sin[tokens])
+            out[tokens] = super().paged_attention(query[tokens], key[tokens], value[tokens], layer_cache, some, **options)
         return out
 
 
@@ -131,7 +132,7 @@ def queued(engine: Engine, queue: HostQueue, *, graphs: bool = False) -> Engine:
         stream=queue,
     )
     if graphs:
-        queued_runner.graphs = DecodeGraphs(
+        queued_runner.graphs = StepGraphs(
             runner.model.forward,
             PaddedBackend(),
             queued_runner.layer_caches,
