@@ -20,14 +20,12 @@ class TritonBackend:
     name = "triton"
     kv_layout_version = "k-hsd.v-hsd/1"
 
-    def __init__(self, max_num_seqs: int = 1024, *, overlap: bool | None = None) -> None:
+    def __init__(self, max_num_seqs: int = 1024) -> None:
         """Workspaces come with the first use of a shape of heads.
 
         Args:
             max_num_seqs: the most decodes of a batch.
-            overlap: see overlap.py; None: where the device can.
         """
-        self._overlap = overlap
         allow_library()
         self.max_num_seqs = max_num_seqs
         self._workspaces: dict[tuple[int, int, int], DecodeWorkspace] = {}
@@ -90,7 +88,6 @@ class TritonBackend:
                 softcap=softcap,
                 sinks=sinks,
                 workspace=self.workspace(num_heads, layer_cache),
-                overlap=self._overlap,
             )
         if decodes < batch.num_seqs:
             paged_prefill(

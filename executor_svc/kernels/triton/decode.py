@@ -23,7 +23,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
-from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
+from executor_svc.kernels.triton.overlap import can_overlap, let_next_start, wait_for_previous
 from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, check_heads, dot_precision, padded, softmax_step
 
 KERNEL = "paged_decode"
@@ -97,7 +97,7 @@ def paged_decode(
     sinks: Tensor | None,
     workspace: DecodeWorkspace,
     config: Config | None = None,
-    overlap: bool | None = None,
+    overlap: bool = False,
 ) -> None:
     """Attention of one query per sequence, in one launch whose shape depends on the arguments' shapes only.
 
@@ -113,8 +113,9 @@ def paged_decode(
         sinks: [num_heads], the score of an extra column of each head that has no value; None: none.
         workspace: for at least num_seqs sequences and these heads.
         config: None: the tuned one.
-        overlap: begin before the kernel in front has ended, see overlap.py; None: where the device can. What writes
-            block_tables and seq_lens must then have ended before the kernel in front began.
+        overlap: begin before the kernel in front has ended, see overlap.py. What writes block_tables and seq_lens must then
+            have ended before the kernel in front began. Off, because programs that are placed between those of another
+            kernel are no longer spread evenly, which costs more than the early start gains.
 
     Raises:
         ValueError: shapes that do not fit together, or more sequences than the workspace is for.
@@ -131,7 +132,6 @@ def paged_decode(
     config = config or decode_config(query, layer_cache)
     # Elements of 4 bytes take twice the memory per tile.
     tile = config["tile"] if query.element_size() == 2 else max(16, config["tile"] // 2)
-    overlap = overlap_on(query.device, overlap)
     num_ranges = max(1, min(workspace.max_splits, workspace.num_sms * config["programs_per_sm"] // num_kv_heads))
     _paged_decode_kernel[(num_ranges * num_kv_heads,)](
         query,
@@ -172,6 +172,7 @@ def paged_decode(
         STAGES=config["stages"],
         PRECISION=dot_precision(query),
         OVERLAP=overlap,
+        LETS_NEXT=can_overlap(query.device),
         num_warps=config["num_warps"],
         **({"launch_pdl": True} if overlap else {}),
     )
@@ -226,8 +227,9 @@ def _paged_decode_kernel(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
+    LETS_NEXT: tl.constexpr,
 ):
-    let_next_start(OVERLAP)
+    let_next_start(LETS_NEXT)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     this_range = tl.program_id(0) // NUM_KV_HEADS

@@ -10,8 +10,9 @@ from executor_svc.kernels.batch import AttentionBatch, LayerCache
 from executor_svc.kernels.triton.library import library_can, library_chunk
 from executor_svc.kernels.triton.prefill_kernel import triton_prefill
 
-LIBRARY_QUERIES = 1536
-"""Chunks of so many queries go to the library: below, its calls take the host longer than the device."""
+LIBRARY_QUERIES = 1024
+LIBRARY_PAIRS = 3_000_000
+"""Chunks of so many queries and pairs of a query and a key go to the library; below, its kernel is no faster (H200)."""
 
 
 def sole_chunk(
@@ -31,11 +32,16 @@ def sole_chunk(
     Args: as paged_prefill. Returns [num_tokens, num_heads, head_dim_v].
     """
     query_lens, kv_lens = batch.query_lens, batch.kv_lens
-    if batch.num_seqs != 1 or query_lens is None or kv_lens is None or query_lens[0] < LIBRARY_QUERIES:
+    if batch.num_seqs != 1 or query_lens is None or kv_lens is None or not _for_library(query_lens[0], kv_lens[0]):
         return None
     if not library_can(query, layer_cache, _effective(window, batch), softcap, sinks):
         return None
     return library_chunk(query, key, value, layer_cache, batch.block_tables[0], kv_lens[0] - query_lens[0], scale=scale)
+
+
+def _for_library(query_len: int, kv_len: int) -> bool:
+    """Whether a chunk is long enough for the library's kernel to be worth its call."""
+    return query_len >= LIBRARY_QUERIES and query_len * (kv_len - query_len // 2) >= LIBRARY_PAIRS
 
 
 def _effective(window: int | None, batch: AttentionBatch) -> int | None:
@@ -55,7 +61,6 @@ def paged_prefill(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
-    library_queries: int = LIBRARY_QUERIES,
 ) -> None:
     """Causal attention of the chunks of a batch, whose KV is in the cache already; decodes in front are left out.
 
@@ -70,7 +75,6 @@ def paged_prefill(
         window: same.
         softcap: same.
         sinks: same.
-        library_queries: as LIBRARY_QUERIES.
     """
     first, query_lens, kv_lens = batch.num_decodes, batch.query_lens, batch.kv_lens
 
@@ -98,7 +102,7 @@ def paged_prefill(
     for seq in range(first, batch.num_seqs):
         rows = slice(token, token + query_lens[seq])
         token = rows.stop
-        if query_lens[seq] >= library_queries:
+        if _for_library(query_lens[seq], kv_lens[seq]):
             by_own_kernel(start, seq, start_token, rows.start)
             start, start_token = seq + 1, rows.stop
             context = kv_lens[seq] - query_lens[seq]
