@@ -9,6 +9,7 @@ from common.errors import StartupError
 from common.ids import BlockId, SeqId
 from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import SamplingParams
+from executor_svc.cuda.graph_shapes import GraphShapes
 from executor_svc.cuda.graphs import StepGraphs
 from executor_svc.cuda.memory import MemoryPlan
 from executor_svc.cuda.runner import CudaRunner
@@ -28,7 +29,7 @@ from executor_svc.settings import ExecutorSettings
 log = logging.getLogger(__name__)
 DEFAULT_BATCHED_TOKENS = 8192
 _GRAPH_OVERHEAD_BYTES = 1 << 30
-"""What graphs take beside the activations of the largest: their launches, and memory that is cut up between sizes."""
+"""What graphs take beside logits and the activations of the largest: their launches, and memory cut up between shapes."""
 
 
 class CudaDevice:
@@ -130,9 +131,8 @@ class CudaDevice:
         try:
             graphs.capture(progress)
         except Exception as error:
-            log.warning("decode steps run without CUDA graphs: %s", error)
-            progress(f"decode steps run without CUDA graphs: {str(error).splitlines()[0] if str(error) else error!r}")
-            return
+            log.warning("not every step has a CUDA graph: %s", error, exc_info=error)
+            progress(f"only {graphs.num_graphs} steps have CUDA graphs: {str(error).splitlines()[0] if str(error) else error!r}")
         runner.graphs = graphs
 
     def _dry_run(self, model: LoadedModel, stream: CudaStream) -> MemoryPlan:
@@ -152,7 +152,11 @@ class CudaDevice:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        graphs = decode_bytes + _GRAPH_OVERHEAD_BYTES if self._captures else 0
+        graphs = 0
+        if self._captures:
+            shapes = GraphShapes(limits.max_num_seqs, limits.max_num_batched_tokens).shapes
+            logits_bytes = sum(shape.num_rows for shape in shapes) * model.vocab_size * model.dtype.itemsize
+            graphs = decode_bytes + logits_bytes + _GRAPH_OVERHEAD_BYTES
         return MemoryPlan(total=total, used=total - free, scratch=max(decode_bytes, prefill_bytes), graphs=graphs)
 
     def _peak(self, runner: CudaRunner, step: StepPlan[SamplingParams]) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 NUM_CHUNKS = 16
-_CHUNK_TOKENS = (64, 128, 256, 384, 512, 640, 768, 1024)
+_CHUNK_TOKENS = (128, 256, 384, 512, 768, 1024)
 """Above, the device takes longer for a step than the host takes to launch it."""
 _DECODES_BESIDE_CHUNKS = (0, 16, 64)
 
@@ -50,17 +50,18 @@ class GraphShapes:
     """The shapes for a number of sequences.
 
     Attributes:
-        shapes: all, those of most work first.
+        shapes: all, decodes first, of either kind those of most work first.
     """
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int):
         sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32), *range(320, 4097, 64)]
         self._decodes = [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
         self._beside = [*(size for size in _DECODES_BESIDE_CHUNKS if size < max_num_seqs), max_num_seqs]
-        self._tokens = [size for size in _CHUNK_TOKENS if size <= max_num_batched_tokens]
+        most = min(max_num_batched_tokens, _CHUNK_TOKENS[-1])
+        self._tokens = [*(size for size in _CHUNK_TOKENS if size < most), most]
         mixed = [GraphShape(decodes, NUM_CHUNKS, tokens) for decodes in self._beside for tokens in self._tokens]
         decodes = [GraphShape(size) for size in self._decodes]
-        self.shapes: Sequence[GraphShape] = sorted([*mixed, *decodes], key=lambda shape: -shape.all_tokens)
+        self.shapes: Sequence[GraphShape] = sorted([*decodes, *mixed], key=lambda shape: (shape.num_chunks, -shape.all_tokens))
 
     def fit(self, num_decodes: int, num_chunks: int, num_tokens: int) -> GraphShape | None:
         """The smallest shape that has room; None: there is none."""

@@ -112,7 +112,7 @@ class StepGraphs:
         """Captures every shape, the largest first, so that the others fit into its memory.
 
         Raises:
-            Exception: whatever the model does that cannot be captured.
+            Exception: whatever the model does that cannot be captured; graphs captured until then are good.
         """
         started = time.monotonic()
         with self._stream.use(), torch.inference_mode():

@@ -67,10 +67,11 @@ def test_a_padded_step_says_of_its_sequences_what_the_step_says(data: st.DataObj
         ((1, 0, 0), GraphShape(1)),
         ((3, 0, 0), GraphShape(4)),
         ((97, 0, 0), GraphShape(100)),
+        ((1, 1, 641), GraphShape(16, NUM_CHUNKS, 700)),
         ((0, 1, 65), GraphShape(0, NUM_CHUNKS, 128)),
-        ((17, 3, 64), GraphShape(64, NUM_CHUNKS, 64)),
+        ((17, 3, 64), GraphShape(64, NUM_CHUNKS, 128)),
         ((1, NUM_CHUNKS + 1, 64), None),
-        ((1, 1, 641), None),
+        ((1, 1, 701), None),
         ((101, 0, 0), None),
     ],
 )
@@ -78,7 +79,7 @@ def test_the_smallest_shape_with_room_is_taken(step: tuple[int, int, int], shape
     assert SHAPES.fit(*step) == shape
 
 
-def test_shapes_of_most_work_come_first() -> None:
-    work = [shape.all_tokens for shape in SHAPES.shapes]
-    assert work == sorted(work, reverse=True)
+def test_decodes_come_first_and_of_either_kind_those_of_most_work() -> None:
+    order = [(shape.num_chunks, -shape.all_tokens) for shape in SHAPES.shapes]
+    assert order == sorted(order)
     assert len(set(SHAPES.shapes)) == len(SHAPES.shapes)
