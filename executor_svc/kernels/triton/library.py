@@ -204,15 +204,9 @@ def _gather_kernel(
     tl.store(values_ptr + (out_rows * HEAD_DIM_V)[:, None] + dims[None, :], values, mask=mask)
 
 
+# Strides of log-sum-exps can change from call to call; those of the parts do not, and have to be known for wide loads.
 @triton.jit(
-    do_not_specialize=[
-        "total_head_stride",
-        "total_lse_head_stride",
-        "total_lse_query_stride",
-        "part_head_stride",
-        "part_lse_head_stride",
-        "part_lse_query_stride",
-    ]
+    do_not_specialize=["total_lse_head_stride", "total_lse_query_stride", "part_lse_head_stride", "part_lse_query_stride"]
 )
 def _join_kernel(
     total_ptr,

@@ -15,24 +15,22 @@ from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
 from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, check_heads, dot_precision, padded, softmax_step
 
-KERNEL = "paged_prefill"
+FEW, MANY = "paged_prefill_few", "paged_prefill_many"
+MANY_TOKENS = 4096
 
 # rows: queries * heads of a program; tile: keys per step; stages: tiles in flight, this one included.
-register_defaults(
-    KERNEL,
-    {
-        80: {"rows": 64, "tile": 64, "num_warps": 4, "stages": 2},
-        90: {"rows": 128, "tile": 128, "num_warps": 8, "stages": 3},
-        100: {"rows": 128, "tile": 64, "num_warps": 8, "stages": 2},
-        120: {"rows": 64, "tile": 32, "num_warps": 4, "stages": 2},
-    },
-)
+_AMPERE = {"rows": 64, "tile": 64, "num_warps": 4, "stages": 2}
+_LESS_SHARED_MEMORY = {"rows": 64, "tile": 32, "num_warps": 4, "stages": 2}
+_BLACKWELL = {"rows": 128, "tile": 64, "num_warps": 8, "stages": 2}
+_COMMON = {80: _AMPERE, 86: _LESS_SHARED_MEMORY, 100: _BLACKWELL, 120: _LESS_SHARED_MEMORY}
+register_defaults(FEW, {**_COMMON, 90: {"rows": 128, "tile": 64, "num_warps": 8, "stages": 3}})
+register_defaults(MANY, {**_COMMON, 90: {"rows": 128, "tile": 128, "num_warps": 8, "stages": 3}})
 
 
 def prefill_config(query: Tensor, layer_cache: LayerCache) -> Config:
     """The configuration that triton_prefill uses."""
     return lookup(
-        KERNEL,
+        MANY if query.shape[0] >= MANY_TOKENS else FEW,
         {
             "head_dim_k": query.shape[2],
             "head_dim_v": layer_cache.value.shape[3],

@@ -12,8 +12,7 @@ from executor_svc.kernels.triton.configs import default_config
 from executor_svc.kernels.triton.decode import KERNEL as DECODE
 from executor_svc.kernels.triton.decode import DecodeWorkspace, paged_decode
 from executor_svc.kernels.triton.kv_write import rope_write_kv, write_kv
-from executor_svc.kernels.triton.prefill_kernel import KERNEL as PREFILL
-from executor_svc.kernels.triton.prefill_kernel import triton_prefill
+from executor_svc.kernels.triton.prefill_kernel import FEW, MANY, triton_prefill
 from tests.unit.executor_svc.kernels.triton.compile_only import compiling_for
 
 # Heads, KV heads, head_dim_k, head_dim_v, window, softcap, sinks.
@@ -38,10 +37,11 @@ def compile_forms(capability: int, dtype: torch.dtype) -> None:
             query, cache, tables, lens, out, scale=0.1, window=window, softcap=softcap, sinks=sinks,
             workspace=workspace, config=default_config(DECODE, capability),
         )  # fmt: skip
-        triton_prefill(
-            query, cache, tables, torch.zeros(3, dtype=torch.int32), lens, out, scale=0.1, window=window, softcap=softcap,
-            sinks=sinks, config=default_config(PREFILL, capability),
-        )  # fmt: skip
+        for kernel in (FEW, MANY):
+            triton_prefill(
+                query, cache, tables, torch.zeros(3, dtype=torch.int32), lens, out, scale=0.1, window=window, softcap=softcap,
+                sinks=sinks, config=default_config(kernel, capability),
+            )  # fmt: skip
 
 
 def compile_writes(dtype: torch.dtype) -> None:
