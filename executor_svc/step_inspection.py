@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from common.errors import StartupError
 from common.logs import setup_logging
@@ -40,6 +40,7 @@ class InspectionSettings(ServiceSettings):
     load_format: Literal["auto", "random"] = Field("auto", description="random: weights of the config's shape")
     batch_sizes: list[int] = Field([1, 8, 32], description="sequences of a step")
     context: int = Field(1024, ge=1, description="tokens that every sequence has already")
+    tune: bool = Field(False, description="measure this model's products first, and keep what is fastest on this machine")
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ def inspect_steps(settings: InspectionSettings) -> Iterator[str]:
     if missing:
         raise StartupError(f"steps are inspected on a GPU, and this machine lacks {' and '.join(missing)}")
     from executor_svc.kernels.triton.backend import TritonBackend
+    from executor_svc.kernels.triton.configs import TUNED_FILE, open_cache
+    from executor_svc.model.cuda_rewrite import StackedModel
+    from executor_svc.model.cuda_tuning import tune_products
     from executor_svc.model.prepare import prepare_model
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -100,6 +104,7 @@ def inspect_steps(settings: InspectionSettings) -> Iterator[str]:
     folder = prepare_model(
         settings.model, settings.cache_dir, lambda line: print(line, file=sys.stderr), needs_weights=needs_weights
     )
+    open_cache(settings.cache_dir / TUNED_FILE)
     started = time.monotonic()
     variants: list[Variant] = []
 
@@ -116,6 +121,9 @@ def inspect_steps(settings: InspectionSettings) -> Iterator[str]:
         rewrites=rewrite,
     )
     yield f"{folder.name}, {model.dtype}, on {torch.cuda.get_device_name(device)}; loaded in {time.monotonic() - started:.1f} s"
+    stacked = variants[0].forward
+    if settings.tune and isinstance(stacked, StackedModel):
+        tune_products(stacked, lambda line: print(line, file=sys.stderr))
     yield f"decode steps in a CUDA graph, {settings.context} tokens of context each"
     yield f"{'sequences':>9s}  {'ms/step':>8s}  {'launches':>8s}  rewrites"
     for size in settings.batch_sizes:
@@ -132,7 +140,7 @@ def inspect_steps(settings: InspectionSettings) -> Iterator[str]:
 
 def rewrite_variants(model: Any, device: torch.device) -> list[Variant]:
     """All rewrites, each one off, none. The model keeps the first."""
-    from executor_svc.model.cuda_functions import StreamedProducts, library_product, triton_functions
+    from executor_svc.model.cuda_functions import library_product, triton_functions
     from executor_svc.model.cuda_rewrite import StackedModel, rewrite_for_cuda
     from executor_svc.model.stack_functions import torch_attention, torch_norm, torch_product
 
@@ -142,19 +150,12 @@ def rewrite_variants(model: Any, device: torch.device) -> list[Variant]:
     if not isinstance(stacked, StackedModel):
         return [Variant(f"none ({report})", own)]
     fast = triton_functions(device)
-    separate = StreamedProducts(device, can_absorb=False)
-
-    def library(x: Tensor, product: Any, out: Tensor, *, norm: Any = None, add: bool = False) -> None:
-        library_product(x, product, out)
-
-    never = separate.absorbs
     ways = {
         "all": fast,
         "without kernels that begin early": triton_functions(device, overlap=False),
-        "without norms and sums inside products": replace(fast, product=separate, absorbs=never),
-        "without streamed products": replace(fast, product=library, absorbs=never),
-        "without streamed products, without activation with multiply": replace(fast, product=torch_product, absorbs=never),
-        "without norm with residual": replace(fast, product=separate, absorbs=never, norm=torch_norm),
+        "without streamed products": replace(fast, product=library_product),
+        "without streamed products and activation with multiply": replace(fast, product=torch_product),
+        "without norm with residual": replace(fast, norm=torch_norm),
         "without rope with KV write": replace(fast, attention=torch_attention),
     }
     return [Variant(name, stacked.with_functions(functions)) for name, functions in ways.items()] + [

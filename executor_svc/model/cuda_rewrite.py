@@ -47,11 +47,12 @@ class StackedModel:
 
     Attributes:
         stack: of its layers.
+        head: from what the stack gives to logits.
     """
 
     def __init__(self, stack: DecoderStack, head: ProductPart, final_softcap: float | None):
         self.stack = stack
-        self._head = head
+        self.head = head
         self._final_softcap = final_softcap
 
     def __call__(
@@ -80,13 +81,13 @@ class StackedModel:
 
     def with_functions(self, functions: StackFunctions) -> "StackedModel":
         """The same model, computed in another way."""
-        return StackedModel(self.stack.with_functions(functions), self._head, self._final_softcap)
+        return StackedModel(self.stack.with_functions(functions), self.head, self._final_softcap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] to [num_rows, vocab_size]."""
-        logits = hidden.new_empty(hidden.shape[0], self._head.num_outputs)
+        logits = hidden.new_empty(hidden.shape[0], self.head.num_outputs)
         if hidden.shape[0]:
-            self.stack.functions.product(hidden, self._head, logits)
+            self.stack.functions.product(hidden, self.head, logits)
         if self._final_softcap is not None:
             logits = torch.tanh(logits.float() / self._final_softcap).mul_(self._final_softcap)
         return logits
@@ -158,20 +159,20 @@ class _LayerPlan:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if self._has_post_norms else []
         self._norms = [norm_part(getattr(layer, name)) for name in norms]
         head_norms = ("q_norm", "k_norm") if self._attention.has_head_norms else ()
-        self._head_norms = [norm_part(getattr(attention, name)) for name in head_norms]
-        if len({norm.epsilon for norm in self._norms}) != 1 or len({norm.epsilon for norm in self._head_norms}) > 1:
+        self.head_norms = [norm_part(getattr(attention, name)) for name in head_norms]
+        if len({norm.epsilon for norm in self._norms}) != 1 or len({norm.epsilon for norm in self.head_norms}) > 1:
             raise UnknownFormError("norms of a layer differ in epsilon")
-        self._head_dim = int(attention.head_dim)
-        self._num_heads = attention.o_proj.in_features // self._head_dim
+        self.head_dim = int(attention.head_dim)
+        self._num_heads = attention.o_proj.in_features // self.head_dim
         columns = sum(part.out_features for part in self._qkv)
-        self._num_kv_heads = (columns // self._head_dim - self._num_heads) // 2
+        self._num_kv_heads = (columns // self.head_dim - self._num_heads) // 2
         self.shape = (columns, attention.o_proj.in_features, self._gate_up[0].in_features, layer.mlp.down_proj.in_features)
 
     def carry_out(self, report: RewriteReport) -> LayerPart:
         """Merges the layer's weights."""
         attention = self._layer.self_attn
         call = AttentionCall(int(attention.layer_idx), float(attention.scaling), self._attention.window, self._attention.softcap)
-        norms, head_norms = self._norms, self._head_norms
+        norms, head_norms = self._norms, self.head_norms
         sandwiched = self._has_post_norms
         return LayerPart(
             attention_norm=norms[0],
@@ -180,7 +181,7 @@ class _LayerPlan:
                 call=call,
                 num_heads=self._num_heads,
                 num_kv_heads=self._num_kv_heads,
-                head_dim=self._head_dim,
+                head_dim=self.head_dim,
                 rotary=self._rotary,
                 q_norm=head_norms[0] if head_norms else None,
                 k_norm=head_norms[1] if head_norms else None,

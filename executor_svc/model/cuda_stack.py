@@ -1,15 +1,14 @@
 """All decoder layers of a model as one list of calls, without its modules in between.
 
 Knows parts (stack_parts.py) and the functions that compute them. Does not know families (cuda_rewrite.py makes the parts) or
-kernels. Nothing here waits for the device or looks at a value on it, and what is called depends on the number of tokens only:
-the steps of a decode batch can be captured as a CUDA graph.
+kernels. Each norm adds what the product before it computed to the residual stream. Nothing here waits for the device or looks
+at a value on it, and what is called depends on the number of tokens only: decode steps can be captured as a CUDA graph.
 
 The residual stream is float32 whatever the weights are: a sum of many small terms loses the most where it is rounded.
 """
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from executor_svc.model.forward_context import ForwardContext
@@ -58,19 +57,11 @@ class DecoderStack:
             [num_tokens or num_rows, hidden_size], normalised, in the weights' dtype.
         """
         rows = self._embed(input_ids)
-        residual = rows.float()
-        if self.functions.absorbs(residual.shape[0]) and all(layer.post_mlp_norm is None for layer in self.layers):
-            return self._absorbed(residual, rows.dtype, positions, context, keep)
-        return self._separate(residual, rows.dtype, positions, context, keep)
-
-    def _separate(
-        self, residual: Tensor, dtype: torch.dtype, positions: Tensor, context: ForwardContext, keep: Tensor | None
-    ) -> Tensor:
-        """Norms are calls of their own, which add what the product before them computed to the residual stream."""
+        residual, dtype = rows.float(), rows.dtype
         call, first = self.functions, self.layers[0]
         num_tokens, width = residual.shape
         normed, delta = (residual.new_empty(num_tokens, width, dtype=dtype) for _ in range(2))
-        qkv, gated = self._activations(residual, dtype)
+        qkv, gated = (residual.new_empty(num_tokens, part.num_outputs, dtype=dtype) for part in (first.qkv, first.gate_up))
         call.norm(residual, first.attention_norm, normed)
         for number, layer in enumerate(self.layers):
             call.product(normed, layer.qkv, qkv)
@@ -85,28 +76,3 @@ class DecoderStack:
         out = normed if keep is None else residual.new_empty(keep.shape[0], width, dtype=dtype)
         call.norm(delta, self._final_norm, out, residual=residual, post=self.layers[-1].post_mlp_norm, rows=keep)
         return out
-
-    def _absorbed(
-        self, residual: Tensor, dtype: torch.dtype, positions: Tensor, context: ForwardContext, keep: Tensor | None
-    ) -> Tensor:
-        """Products normalise what they read, and add what they compute to the residual stream."""
-        call = self.functions
-        qkv, gated = self._activations(residual, dtype)
-        for layer in self.layers:
-            call.product(residual, layer.qkv, qkv, norm=layer.attention_norm)
-            heads = call.attention(qkv, positions, layer.attention, context)
-            call.product(heads, layer.output, residual, add=True)
-            call.product(residual, layer.gate_up, gated, norm=layer.mlp_norm)
-            call.product(gated, layer.down, residual, add=True)
-        num_rows = residual.shape[0] if keep is None else keep.shape[0]
-        out = residual.new_empty(num_rows, residual.shape[1], dtype=dtype)
-        call.norm(residual, self._final_norm, out, rows=keep)
-        return out
-
-    def _activations(self, residual: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What products hand on: heads before attention, gated values."""
-        first = self.layers[0]
-        qkv, gated = (
-            residual.new_empty(residual.shape[0], product.num_outputs, dtype=dtype) for product in (first.qkv, first.gate_up)
-        )
-        return qkv, gated

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,15 +50,13 @@ class NormFunction(Protocol):
 class ProductFunction(Protocol):
     """A product with a weight."""
 
-    def __call__(self, x: Tensor, product: ProductPart, out: Tensor, *, norm: NormPart | None = None, add: bool = False) -> None:
+    def __call__(self, x: Tensor, product: ProductPart, out: Tensor) -> None:
         """Computes into out.
 
         Args:
             x: [num_tokens, in_features].
             product: with what.
             out: [num_tokens, product.num_outputs].
-            norm: of x, first.
-            add: out holds what it held, and the result.
         """
         ...
 
@@ -84,17 +81,11 @@ class AttentionFunction(Protocol):
 
 @dataclass(frozen=True)
 class StackFunctions:
-    """One way to compute a stack.
-
-    Attributes:
-        norm, product, attention: see there.
-        absorbs: whether product can take norms and sums upon itself for so many rows.
-    """
+    """One way to compute a stack."""
 
     norm: NormFunction
     product: ProductFunction
     attention: AttentionFunction
-    absorbs: Callable[[int], bool]
 
 
 def torch_norm(
@@ -119,25 +110,13 @@ def torch_norm(
     out.copy_(functional.rms_norm(value, norm.weight.shape, norm.weight, norm.epsilon))
 
 
-def torch_product(x: Tensor, product: ProductPart, out: Tensor, *, norm: NormPart | None = None, add: bool = False) -> None:
+def torch_product(x: Tensor, product: ProductPart, out: Tensor) -> None:
     """See ProductFunction."""
-    weight = product.weight
-    if norm is not None:
-        x = functional.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.epsilon).to(weight.dtype)
-    if product.activation is None and not add and out.dtype == weight.dtype:
-        if product.bias is None:
-            torch.mm(x, weight.t(), out=out)
-        else:
-            torch.addmm(product.bias, x, weight.t(), out=out)
-        return
-    result = functional.linear(x, weight, product.bias)
+    result = functional.linear(x, product.weight, product.bias)
     if product.activation is not None:
         gate, up = result.chunk(2, dim=1)
         result = ACTIVATIONS[product.activation](gate) * up
-    if add:
-        out.add_(result)
-    else:
-        out.copy_(result)
+    out.copy_(result)
 
 
 def torch_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:
@@ -155,5 +134,5 @@ def _head_norm(heads: Tensor, norm: NormPart | None) -> Tensor:
     return heads if norm is None else functional.rms_norm(heads, norm.weight.shape, norm.weight, norm.epsilon)
 
 
-TORCH_FUNCTIONS = StackFunctions(torch_norm, torch_product, torch_attention, absorbs=lambda num_rows: False)
+TORCH_FUNCTIONS = StackFunctions(torch_norm, torch_product, torch_attention)
 """Right everywhere, fast nowhere: what the others are compared with."""

@@ -15,9 +15,10 @@ def inspect(
     context: Annotated[int, typer.Option(min=1, help="Tokens that every sequence has already.")] = 1024,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     load_format: Annotated[str, typer.Option(help="random: weights of the config's shape, for benchmarks.")] = "auto",
+    tune: Annotated[bool, typer.Option("--tune", help="First find the fastest configurations, and keep them. Minutes.")] = False,
 ) -> None:
     """Measure a decode step with each rewrite on and off: milliseconds and kernel launches. Needs a GPU."""
-    command = inspection_command(model, batch_sizes, context, dtype, load_format)
+    command = inspection_command(model, batch_sizes, context, dtype, load_format) + ["--tune"] * tune
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 

@@ -23,6 +23,8 @@ Config = dict[str, int]
 Shape = Mapping[str, int | str | bool]
 
 FORMAT_VERSION = 1
+TUNED_FILE = "kernels.json"
+"""Name of the cache file, in the folder of prepared models."""
 log = logging.getLogger(__name__)
 
 

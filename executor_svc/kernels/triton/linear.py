@@ -2,16 +2,16 @@
 
 Knows tensors. Does not know models, or which configuration is best for a shape (linear_configs.py).
 
-    out[m, n] = epilogue(sum over k of x[m, k] * weight[n, k])        x [M <= 64, K], weight [N, K], sums in float32
+    out[m, n] = epilogue(sum over k of x[m, k] * weight[n, k])        x [M <= 128, K], weight [N, K], sums in float32
 
 Two kernels read each byte of the weight once, with many loads on their way at any time:
     reduce   up to 4 rows, no tensor cores: lanes multiply 8 weights at a time, and are added up at the end of a row
-    tensor   any number of rows, padded to 8, 16, 32 or 64; a tile of the weight is the first operand, so the weight's rows,
-             not x's, fill the tensor cores. K may be split: the parts go through scratch, and the program that comes last
-             adds them up in a fixed order, within the same launch
+    tensor   any number of rows, padded to a power of two from 8 on; a tile of the weight is the first operand, so the weight's
+             rows, not x's, fill the tensor cores. K may be split: the parts go through scratch, and the program that comes
+             last adds them up in a fixed order, within the same launch
 
-Epilogues: bias; activation(gate) * up of a weight whose first half of rows are gates; added to what out holds. The reduce kernel
-can also normalise x on its way (RMS norm), so that a layer needs no launch for it.
+Epilogues: bias; activation(gate) * up of a weight whose first half of rows are gates. Norms of x and the sum with the residual
+stream stay a kernel of their own: every program of a product would repeat them, which was measured to cost more than the launch.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from executor_svc.kernels.triton.activation import ACTIVATIONS, activate
 from executor_svc.kernels.triton.overlap import fetch_rows, let_next_start, overlap_on, wait_for_previous
 
 MAX_REDUCE_ROWS = 4
-MAX_ROWS = 64
+MAX_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,13 @@ class StreamConfig:
     """How a product is cut up.
 
     Attributes:
-        block_n, block_k: rows and columns of the weight that a program holds at a time, powers of two; with gates twice as many.
+        block_n, block_k: rows and columns of the weight that a program holds at a time, powers of two. With gates, block_n counts
+            gates and their partners in the tensor kernel, gates alone in the other.
         num_warps, num_stages: of Triton.
         split_k: programs that share the rows of a tile (tensor kernel).
         fetch_k: columns that a program brings into the second-level cache while the kernel before still runs, a power of two.
+        ahead: the next kernel may be launched when so many steps along K are left (tensor kernel; the other one says so at its
+            start, for its programs are short). Too early, and its fetches are over when the memory falls idle.
     """
 
     block_n: int
@@ -45,6 +48,7 @@ class StreamConfig:
     num_stages: int = 3
     split_k: int = 1
     fetch_k: int = 0
+    ahead: int = 4
 
 
 class StreamWorkspace:
@@ -64,19 +68,10 @@ class StreamWorkspace:
         """Large enough for every configuration that linear_configs.py gives out."""
         return StreamWorkspace(1 << 22, 1 << 14, device)
 
-    def fits(self, config: StreamConfig, block_m: int, num_outputs: int, is_gated: bool) -> bool:
-        """Whether a product of num_outputs columns has room here."""
-        tiles = triton.cdiv(num_outputs, config.block_n)
-        parts = tiles * config.split_k * config.block_n * block_m * (2 if is_gated else 1)
+    def fits(self, config: StreamConfig, tiles: int, block_m: int) -> bool:
+        """Whether a product of so many tiles has room here."""
+        parts = tiles * config.split_k * config.block_n * block_m
         return config.split_k == 1 or (tiles <= self.arrivals.shape[0] and parts <= self.partial.shape[0])
-
-
-@dataclass(frozen=True)
-class Norm:
-    """RMS norm of a product's input: x * rsqrt(mean(x^2) + epsilon) * weight."""
-
-    weight: Tensor
-    epsilon: float
 
 
 def stream_linear(
@@ -88,23 +83,19 @@ def stream_linear(
     *,
     bias: Tensor | None = None,
     activation: str | None = None,
-    add: bool = False,
-    norm: Norm | None = None,
     reduce: bool = False,
     overlap: bool | None = None,
 ) -> Tensor:
     """Computes the product into out.
 
     Args:
-        x: [M, K], M up to MAX_ROWS, rows may be strided; of the weight's dtype unless reduce is set.
+        x: [M, K], M up to MAX_ROWS, rows may be strided, of the weight's dtype.
         weight: [N, K], contiguous.
         out: [M, N], with activation [M, N / 2]; any float dtype, rows may be strided.
         config: how.
         workspace: scratch of split products.
         bias: [N], or None.
         activation: a name in ACTIVATIONS: out is activation(first half) * second half.
-        add: the result is added to what out holds.
-        norm: applied to x first; with reduce only.
         reduce: use the kernel without tensor cores; M up to MAX_REDUCE_ROWS.
         overlap: begin before the previous kernel has ended; None: where the device can.
 
@@ -114,12 +105,13 @@ def stream_linear(
     num_rows, depth = x.shape
     num_outputs = weight.shape[0] // (1 if activation is None else 2)
     assert weight.is_contiguous() and weight.shape[1] == depth and out.shape == (num_rows, num_outputs)
-    assert x.stride(1) == 1 and out.stride(1) == 1 and num_rows <= MAX_ROWS
+    assert x.dtype == weight.dtype and x.stride(1) == 1 and out.stride(1) == 1 and num_rows <= MAX_ROWS
     overlap = overlap_on(x.device, overlap)
-    tiles = triton.cdiv(num_outputs, config.block_n)
+    width = config.block_n if activation is None or reduce else config.block_n // 2
+    tiles = triton.cdiv(num_outputs, width)
     # Rows are fetched in parts of at least 16 bytes for every thread.
     fetch_k = min(config.fetch_k, _power_of_two_below(depth // config.split_k)) if overlap else 0
-    if fetch_k * weight.element_size() * config.block_n < 16 * 32 * config.num_warps or num_outputs % config.block_n:
+    if fetch_k * weight.element_size() * width < 16 * 32 * config.num_warps or num_outputs % width:
         fetch_k = 0
     shared = {
         "N": num_outputs,
@@ -129,7 +121,6 @@ def stream_linear(
         "STAGES": config.num_stages,
         "ACTIVATION": 0 if activation is None else ACTIVATIONS[activation],
         "HAS_BIAS": bias is not None,
-        "ADD": add,
         "FETCH_K": fetch_k,
         "OVERLAP": overlap,
         "THREADS": 32 * config.num_warps,
@@ -144,19 +135,15 @@ def stream_linear(
             x,
             weight,
             weight if bias is None else bias,
-            x if norm is None else norm.weight,
             out,
             x.stride(0),
             out.stride(0),
-            0.0 if norm is None else norm.epsilon,
             M=num_rows,
-            HAS_NORM=norm is not None,
             **shared,
         )
         return out
-    assert norm is None and x.dtype == weight.dtype
     block_m = padded_rows(num_rows)
-    assert workspace.fits(config, block_m, num_outputs, activation is not None)
+    assert workspace.fits(config, tiles, block_m)
     _tensor_kernel[(tiles * config.split_k,)](
         x,
         weight,
@@ -169,6 +156,7 @@ def stream_linear(
         out.stride(0),
         BLOCK_M=block_m,
         SPLIT_K=config.split_k,
+        AHEAD=config.ahead,
         **shared,
     )
     return out
@@ -184,16 +172,16 @@ def _power_of_two_below(value: int) -> int:
 
 
 @triton.jit
-def _load_tile(weight, n, k, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_K: tl.constexpr):
-    """Rows n and columns k of the weight; zeros beyond its end."""
-    address = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+def _load_tile(weight, row, column, valid, K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr):
+    """Rows and columns of the weight; zeros for rows that are not valid and for columns beyond its end."""
+    address = weight + row.to(tl.int64)[:, None] * K + column[None, :]
     if EVEN_K:
-        if N % BLOCK_N == 0:
+        if EVEN_N:
             tile = tl.load(address, eviction_policy="evict_first")
         else:
-            tile = tl.load(address, mask=n[:, None] < N, other=0.0, eviction_policy="evict_first")
+            tile = tl.load(address, mask=valid[:, None], other=0.0, eviction_policy="evict_first")
     else:
-        tile = tl.load(address, mask=(n[:, None] < N) & (k[None, :] < K), other=0.0, eviction_policy="evict_first")
+        tile = tl.load(address, mask=valid[:, None] & (column[None, :] < K), other=0.0, eviction_policy="evict_first")
     return tile
 
 
@@ -211,149 +199,128 @@ def _fetch_first(weight, row, column, N: tl.constexpr, K: tl.constexpr, BLOCK_N:
 
 
 @triton.jit
-def _add_row(x, k, w, u, g, acc, up, square, K: tl.constexpr, ACTIVATION: tl.constexpr, HAS_NORM: tl.constexpr):
+def _add_row(x, k, w, u, acc, up, K: tl.constexpr, ACTIVATION: tl.constexpr):
     """One row of x times a tile, lane by lane, onto the sums so far."""
     row = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        square += row * row
-        row *= g
     acc += w * row[None, :]
     if ACTIVATION != 0:
         up += u * row[None, :]
-    return acc, up, square
+    return acc, up
 
 
 @triton.jit
-def _finish_row(
-    out, n, acc, up, square, bias, epsilon, N: tl.constexpr, K: tl.constexpr,
-    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
+def _finish_row(out, n, acc, up, bias, N: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr):
     """Adds up the lanes of one row of out, and stores it after the epilogue."""
     total = tl.sum(acc, 1)
-    other = total
-    if ACTIVATION != 0:
-        other = tl.sum(up, 1)
-    if HAS_NORM:
-        scale = tl.rsqrt(tl.sum(square, 0) / K + epsilon)
-        total *= scale
-        other *= scale
     if HAS_BIAS:
         total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-        if ACTIVATION != 0:
-            other += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
     if ACTIVATION != 0:
-        total = activate(total, ACTIVATION) * other
-    if ADD:
-        total += tl.load(out + n, mask=n < N, other=0.0).to(tl.float32)
+        partner = tl.sum(up, 1)
+        if HAS_BIAS:
+            partner += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
+        total = activate(total, ACTIVATION) * partner
     tl.store(out + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
 def _reduce_kernel(
-    x, weight, bias, norm_weight, out, stride_x, stride_out, epsilon,
+    x, weight, bias, out, stride_x, stride_out,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, HAS_NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
     FETCH_K: tl.constexpr, OVERLAP: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    row = tl.program_id(0) * BLOCK_N
-    _fetch_first(weight, row, 0, N, K, BLOCK_N, FETCH_K, ACTIVATION, THREADS)
+    first = tl.program_id(0) * BLOCK_N
+    _fetch_first(weight, first, 0, N, K, BLOCK_N, FETCH_K, ACTIVATION, THREADS)
     wait_for_previous(OVERLAP)
-    n = row + tl.arange(0, BLOCK_N)
+    n = first + tl.arange(0, BLOCK_N)
     acc0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    square0 = tl.zeros([BLOCK_K], tl.float32)
     acc1, acc2, acc3, up0, up1, up2, up3 = acc0, acc0, acc0, acc0, acc0, acc0, acc0
-    square1, square2, square3 = square0, square0, square0
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         k = start + tl.arange(0, BLOCK_K)
-        w = _load_tile(weight, n, k, N, K, BLOCK_N, K % BLOCK_K == 0).to(tl.float32)
+        w = _load_tile(weight, n, k, n < N, K, N % BLOCK_N == 0, K % BLOCK_K == 0).to(tl.float32)
         u = w
         if ACTIVATION != 0:
-            u = _load_tile(weight + N * K, n, k, N, K, BLOCK_N, K % BLOCK_K == 0).to(tl.float32)
-        g = square0
-        if HAS_NORM:
-            g = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
-        acc0, up0, square0 = _add_row(x, k, w, u, g, acc0, up0, square0, K, ACTIVATION, HAS_NORM)
+            u = _load_tile(weight, N + n, k, n < N, K, N % BLOCK_N == 0, K % BLOCK_K == 0).to(tl.float32)
+        acc0, up0 = _add_row(x, k, w, u, acc0, up0, K, ACTIVATION)
         if M > 1:
-            acc1, up1, square1 = _add_row(x + stride_x, k, w, u, g, acc1, up1, square1, K, ACTIVATION, HAS_NORM)
+            acc1, up1 = _add_row(x + stride_x, k, w, u, acc1, up1, K, ACTIVATION)
         if M > 2:
-            acc2, up2, square2 = _add_row(x + 2 * stride_x, k, w, u, g, acc2, up2, square2, K, ACTIVATION, HAS_NORM)
+            acc2, up2 = _add_row(x + 2 * stride_x, k, w, u, acc2, up2, K, ACTIVATION)
         if M > 3:
-            acc3, up3, square3 = _add_row(x + 3 * stride_x, k, w, u, g, acc3, up3, square3, K, ACTIVATION, HAS_NORM)
-    _finish_row(out, n, acc0, up0, square0, bias, epsilon, N, K, ACTIVATION, HAS_BIAS, HAS_NORM, ADD)
+            acc3, up3 = _add_row(x + 3 * stride_x, k, w, u, acc3, up3, K, ACTIVATION)
+    _finish_row(out, n, acc0, up0, bias, N, ACTIVATION, HAS_BIAS)
     if M > 1:
-        _finish_row(out + stride_out, n, acc1, up1, square1, bias, epsilon, N, K, ACTIVATION, HAS_BIAS, HAS_NORM, ADD)
+        _finish_row(out + stride_out, n, acc1, up1, bias, N, ACTIVATION, HAS_BIAS)
     if M > 2:
-        _finish_row(out + 2 * stride_out, n, acc2, up2, square2, bias, epsilon, N, K, ACTIVATION, HAS_BIAS, HAS_NORM, ADD)
+        _finish_row(out + 2 * stride_out, n, acc2, up2, bias, N, ACTIVATION, HAS_BIAS)
     if M > 3:
-        _finish_row(out + 3 * stride_out, n, acc3, up3, square3, bias, epsilon, N, K, ACTIVATION, HAS_BIAS, HAS_NORM, ADD)
+        _finish_row(out + 3 * stride_out, n, acc3, up3, bias, N, ACTIVATION, HAS_BIAS)
 
 
 @triton.jit
 def _finish_tile(
-    out, m, n, acc, up, bias, num_rows, stride_out, N: tl.constexpr,
-    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+    out, m, first, acc, bias, num_rows, stride_out, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Stores a tile [BLOCK_N, BLOCK_M] of sums, transposed, after the epilogue."""
+    """Stores a tile [BLOCK_N, BLOCK_M] of sums, transposed, after the epilogue; first: its first column of out."""
+    WIDTH: tl.constexpr = BLOCK_N if ACTIVATION == 0 else BLOCK_N // 2
     if HAS_BIAS:
-        acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if ACTIVATION != 0:
-            up += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        i = tl.arange(0, BLOCK_N)
+        n = first + i % WIDTH
+        acc += tl.load(bias + n + i // WIDTH * N, mask=n < N, other=0.0).to(tl.float32)[:, None]
     if ACTIVATION != 0:
-        acc = activate(acc, ACTIVATION) * up
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, WIDTH, BLOCK_M)), (1, 2, 0)))
+        acc = activate(gate, ACTIVATION) * up
+    n = first + tl.arange(0, WIDTH)
     address = out + m[:, None] * stride_out + n[None, :]
     mask = (m[:, None] < num_rows) & (n[None, :] < N)
-    result = tl.trans(acc)
-    if ADD:
-        result += tl.load(address, mask=mask, other=0.0).to(tl.float32)
-    tl.store(address, result.to(out.dtype.element_ty), mask=mask)
+    tl.store(address, tl.trans(acc).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+# Batches of any size share a kernel: none is compiled in the middle of serving.
+@triton.jit(do_not_specialize=["num_rows"])
 def _tensor_kernel(
     x, weight, bias, out, partial, arrivals, num_rows, stride_x, stride_out,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr, STAGES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-    FETCH_K: tl.constexpr, OVERLAP: tl.constexpr, THREADS: tl.constexpr,
+    SPLIT_K: tl.constexpr, AHEAD: tl.constexpr, STAGES: tl.constexpr, ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, FETCH_K: tl.constexpr, OVERLAP: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(OVERLAP)
-    tile, part = tl.program_id(0) // SPLIT_K, tl.program_id(0) % SPLIT_K
+    # With gates, a tile is half gates and half their partners.
+    WIDTH: tl.constexpr = BLOCK_N if ACTIVATION == 0 else BLOCK_N // 2
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K)
     EVEN_K: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
-    first_k = part * (STEPS * BLOCK_K)
-    _fetch_first(weight, tile * BLOCK_N, first_k, N, K, BLOCK_N, FETCH_K, ACTIVATION, THREADS)
+    tile, part = tl.program_id(0) // SPLIT_K, tl.program_id(0) % SPLIT_K
+    first, first_k = tile * WIDTH, part * (STEPS * BLOCK_K)
+    if STEPS <= AHEAD:
+        let_next_start(OVERLAP)
+    _fetch_first(weight, first, first_k, N, K, WIDTH, FETCH_K, ACTIVATION, THREADS)
     wait_for_previous(OVERLAP)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    i = tl.arange(0, BLOCK_N)
+    n = first + i % WIDTH
     m = tl.arange(0, BLOCK_M)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    up = acc
     for step in tl.range(0, STEPS, num_stages=STAGES):
+        if STEPS > AHEAD:  # noqa: SIM102 (known when compiled, and not)
+            if step == STEPS - AHEAD:
+                let_next_start(OVERLAP)
         k = first_k + step * BLOCK_K + tl.arange(0, BLOCK_K)
         mask = m[:, None] < num_rows
         if not EVEN_K:
             mask = mask & (k[None, :] < K)
         rows = tl.trans(tl.load(x + m[:, None] * stride_x + k[None, :], mask=mask, other=0.0))
-        acc = tl.dot(_load_tile(weight, n, k, N, K, BLOCK_N, EVEN_K), rows, acc, input_precision="ieee")
-        if ACTIVATION != 0:
-            up = tl.dot(_load_tile(weight + N * K, n, k, N, K, BLOCK_N, EVEN_K), rows, up, input_precision="ieee")
+        w = _load_tile(weight, n + i // WIDTH * N, k, n < N, K, N % WIDTH == 0, EVEN_K)
+        acc = tl.dot(w, rows, acc, input_precision="ieee")
     if SPLIT_K == 1:
-        _finish_tile(out, m, n, acc, up, bias, num_rows, stride_out, N, ACTIVATION, HAS_BIAS, ADD)
+        _finish_tile(out, m, first, acc, bias, num_rows, stride_out, N, BLOCK_N, BLOCK_M, ACTIVATION, HAS_BIAS)
     else:
-        SIZE: tl.constexpr = BLOCK_N * BLOCK_M * (1 if ACTIVATION == 0 else 2)
-        inside = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
-        own = partial + (tile * SPLIT_K + part) * SIZE
-        tl.store(own + inside, acc)
-        if ACTIVATION != 0:
-            tl.store(own + BLOCK_N * BLOCK_M + inside, up)
+        inside = i[:, None] * BLOCK_M + m[None, :]
+        tl.store(partial + (tile * SPLIT_K + part) * (BLOCK_N * BLOCK_M) + inside, acc)
         # One thread counts the program in, after all of its threads have stored.
         tl.debug_barrier()
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLIT_K - 1:
             acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            up = acc
             for other in range(SPLIT_K):
-                parts = partial + (tile * SPLIT_K + other) * SIZE + inside
-                acc += tl.load(parts, cache_modifier=".cg")
-                if ACTIVATION != 0:
-                    up += tl.load(parts + BLOCK_N * BLOCK_M, cache_modifier=".cg")
-            _finish_tile(out, m, n, acc, up, bias, num_rows, stride_out, N, ACTIVATION, HAS_BIAS, ADD)
+                acc += tl.load(partial + (tile * SPLIT_K + other) * (BLOCK_N * BLOCK_M) + inside, cache_modifier=".cg")
+            _finish_tile(out, m, first, acc, bias, num_rows, stride_out, N, BLOCK_N, BLOCK_M, ACTIVATION, HAS_BIAS)
             tl.store(arrivals + tile, 0)

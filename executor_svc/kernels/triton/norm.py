@@ -18,7 +18,8 @@ from torch import Tensor
 from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 
-@triton.jit
+# Rows are picked by slices that begin anywhere.
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _rms_norm_kernel(
     x, residual, post_weight, weight, rows, out, stride_x, stride_residual, stride_out, epsilon, offset,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_POST: tl.constexpr,

@@ -10,8 +10,8 @@ from executor_svc.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_re
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [37, 576, 4096, 16384])
-@pytest.mark.parametrize("num_rows", [1, 5, 700])
+@pytest.mark.parametrize("width", [37, 4096, 16384])
+@pytest.mark.parametrize("num_rows", [1, 700])
 def test_norms(num_rows: int, width: int, dtype: torch.dtype) -> None:
     normal = lambda *shape: torch.randn(*shape, device="cuda")  # noqa: E731
     x, weight, post = normal(num_rows, width).to(dtype), normal(width).to(dtype), normal(width).to(dtype)

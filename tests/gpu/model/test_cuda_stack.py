@@ -34,7 +34,7 @@ def make_model(config: Any, dtype: torch.dtype) -> Any:
 
 
 def make_caches(config: Any, dtype: torch.dtype) -> list[LayerCache]:
-    shape = (64, config.num_key_value_heads, BLOCK_SIZE, HEAD_DIM)
+    shape = (80, config.num_key_value_heads, BLOCK_SIZE, HEAD_DIM)
     return [LayerCache(*(torch.full(shape, 1e4, dtype=dtype, device=DEVICE) for _ in range(2))) for _ in range(NUM_LAYERS)]
 
 
@@ -66,7 +66,7 @@ def logits(model: Any, num_seqs: int) -> Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("num_seqs", [1, 3, 7, 20])
+@pytest.mark.parametrize("num_seqs", [2, 7])
 @pytest.mark.parametrize("form", STACKED)
 def test_float32_logits_stay(form: str, num_seqs: int) -> None:
     model = make_model(STACKED[form](), torch.float32)
@@ -77,8 +77,7 @@ def test_float32_logits_stay(form: str, num_seqs: int) -> None:
     assert difference < 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_seqs", [1, 3, 7, 20])
+@pytest.mark.parametrize(("num_seqs", "dtype"), [(1, torch.bfloat16), (7, torch.float16), (20, torch.bfloat16)])
 @pytest.mark.parametrize("form", STACKED)
 def test_sixteen_bits_are_no_worse_than_transformers(form: str, num_seqs: int, dtype: torch.dtype) -> None:
     exact = logits(make_model(STACKED[form](), dtype).float(), num_seqs)
@@ -91,8 +90,7 @@ def test_sixteen_bits_are_no_worse_than_transformers(form: str, num_seqs: int, d
     assert ours < 1.5 * own + 1e-3, (float(ours), float(own))
 
 
-@pytest.mark.parametrize("num_seqs", [1, 4, 8, 33])
-@pytest.mark.parametrize("form", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize(("form", "num_seqs"), [("llama", 1), ("qwen3", 4), ("gemma3", 8), ("llama", 33)])
 def test_a_captured_decode_computes_the_same(form: str, num_seqs: int) -> None:
     model = make_model(STACKED[form](), torch.bfloat16)
     rewrite_for_cuda(model)
@@ -102,7 +100,7 @@ def test_a_captured_decode_computes_the_same(form: str, num_seqs: int) -> None:
         cache.value.normal_()
     backend = TritonBackend(max_num_seqs=64)
     parts = [(seq, 20, 21) for seq in range(num_seqs)]
-    tables = [[2 * (seq % 30), 2 * (seq % 30) + 1] for seq in range(num_seqs)]
+    tables = [[2 * seq, 2 * seq + 1] for seq in range(num_seqs)]
     batch = on_device(packed_batch(parts, tables, block_size=BLOCK_SIZE))
     ids = torch.arange(num_seqs, device=DEVICE) % 100
     positions = torch.full((num_seqs,), 20, device=DEVICE)
