@@ -9,14 +9,12 @@ from scheduler_svc import convert
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.core.load_policy import LoadPolicy
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.save_policy import BLOCKS_PER_SAVE, SaveLimits, SavePolicy
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 
 _MAX_SAVES = 2
-_BLOCKS_PER_SAVE = 64
-_GATHER_S = 0.5
-"""How long a block waits for others: a save costs two calls to the store, whatever it saves."""
 _MIN_PREFILL_TOKENS = 32
 
 
@@ -38,7 +36,7 @@ class BlockTraffic:
         self._degraded = degraded
         self._policy = LoadPolicy(info.block_bytes, info.block_size)
         self._num_saves = 0
-        self._save_due_s: float | None = None
+        self._saves = SavePolicy(SaveLimits.of(info.num_blocks, copies_compete=info.backend == "cpu"))
 
     async def look_up(self, generation: Generation) -> int:
         """How many of the prompt's leading blocks are on the device or in the store; 0 when the store was not asked."""
@@ -77,25 +75,21 @@ class BlockTraffic:
         self._policy.note_load(loaded.num_loaded, loaded.seconds)
         self._scheduler.end_load(loaded.load_id, loaded.num_loaded, dict(loaded.num_by_tier))
 
-    def next_save(self, now_s: float) -> pb.RunSessionRequest | None:
-        """The command that writes new full blocks to the store: enough of them, or those that have waited long enough."""
+    def next_save(self, num_outstanding_steps: int, now_s: float) -> pb.RunSessionRequest | None:
+        """The command that writes new full blocks to the store, if it is time for that."""
         num_unsaved = self._scheduler.num_unsaved_blocks
-        if num_unsaved == 0 or self._num_saves >= _MAX_SAVES:
+        if self._num_saves >= _MAX_SAVES or not self._saves.should_save(num_unsaved, num_outstanding_steps, now_s):
             return None
-        if self._save_due_s is None:
-            self._save_due_s = now_s + _GATHER_S
-        if num_unsaved < _BLOCKS_PER_SAVE and now_s < self._save_due_s:
+        plan = self._scheduler.take_saves(BLOCKS_PER_SAVE)
+        if plan is None:
             return None
-        self._save_due_s = None
-        plan = self._scheduler.take_saves(_BLOCKS_PER_SAVE)
-        assert plan is not None
         self._num_saves += 1
         return convert.save_command(plan)
 
     @property
     def save_due_s(self) -> float | None:
         """When next_save is to be asked again, whatever else happens; None: when something else happens."""
-        return self._save_due_s if self._num_saves < _MAX_SAVES else None
+        return self._saves.due_s
 
     def end_save(self, saved: pb.BlocksSaved) -> None:
         """A save ended."""

@@ -216,7 +216,7 @@ class ExecutorDriver:
             for sequence in plan.new_sequences:
                 self._note_admitted(sequence.seq_id)
             self._watch()
-        while (save := self._traffic.next_save(self._clock.now())) is not None:
+        while (save := self._traffic.next_save(len(self._outstanding), self._clock.now())) is not None:
             self._link.send(save)
         if (due_s := self._traffic.save_due_s) is not None and self._save_timer is None:
             delay_s = max(0.0, due_s - self._clock.now())
