@@ -106,7 +106,6 @@ def paged_prefill(
             by_own_kernel(start, seq, start_token, rows.start)
             start, start_token = seq + 1, rows.stop
             context = kv_lens[seq] - query_lens[seq]
-            library_chunk(
-                query[rows], key[rows], value[rows], layer_cache, batch.block_tables[seq], context, out[rows], scale=scale
-            )
+            table = batch.block_tables[seq]
+            out[rows] = library_chunk(query[rows], key[rows], value[rows], layer_cache, table, context, scale=scale)
     by_own_kernel(start, batch.num_seqs, start_token, batch.num_tokens)
