@@ -128,8 +128,11 @@ def _tensor_rule(shape: ProductShape) -> StreamConfig:
 
 
 def candidates(shape: ProductShape) -> Iterator[Config]:
-    """Configurations worth measuring for a shape, the library's product among them."""
+    """Configurations worth measuring for a shape, the library's product and the rule's among them."""
     yield {"kind": LIBRARY}
+    rule = by_rule(shape)
+    if rule.config is not None:
+        yield _config(REDUCE if rule.reduce else TENSOR, rule.config)
     if shape.num_rows <= MAX_REDUCE_ROWS:
         for config in _REDUCE_CANDIDATES:
             if config.block_k <= shape.depth:
