@@ -33,7 +33,7 @@ class SaveLimits:
             copies_compete: whether copies take time from computing.
         """
         if copies_compete:
-            return cls(max(BLOCKS_PER_SAVE, num_device_blocks // 4), 10.0, at_rest=True)
+            return cls(max(BLOCKS_PER_SAVE, num_device_blocks // 2), 10.0, at_rest=True)
         return cls(BLOCKS_PER_SAVE, 0.5, at_rest=False)
 
 

@@ -32,7 +32,7 @@ def test_copies_that_compete_with_computing_wait_for_rest() -> None:
 
 
 def test_but_not_for_ever_and_not_for_any_number() -> None:
-    assert SavePolicy(COMPETING).should_save(250, 2, 0.0)
+    assert SavePolicy(COMPETING).should_save(500, 2, 0.0)
     policy = SavePolicy(COMPETING)
     assert not policy.should_save(1, 2, 0.0)
     assert policy.should_save(1, 2, 10.0)
