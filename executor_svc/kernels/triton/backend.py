@@ -6,7 +6,7 @@ from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.reference import rotate
 from executor_svc.kernels.triton.decode import MAX_PROGRAMS_PER_SM, DecodeWorkspace, num_sms, paged_decode
 from executor_svc.kernels.triton.kv_write import write_kv
-from executor_svc.kernels.triton.library import allow_library
+from executor_svc.kernels.triton.library import Cudnn, Library, allow_library
 from executor_svc.kernels.triton.prefill import paged_prefill, sole_chunk
 
 
@@ -20,13 +20,15 @@ class TritonBackend:
     name = "triton"
     kv_layout_version = "k-hsd.v-hsd/1"
 
-    def __init__(self, max_num_seqs: int = 1024) -> None:
+    def __init__(self, max_num_seqs: int = 1024, library: Library | None = None) -> None:
         """Workspaces come with the first use of a shape of heads.
 
         Args:
             max_num_seqs: the most decodes of a batch.
+            library: for long chunks of prompts; None: cuDNN.
         """
         allow_library()
+        self._library = Cudnn() if library is None else library
         self.max_num_seqs = max_num_seqs
         self._workspaces: dict[tuple[int, int, int], DecodeWorkspace] = {}
 
@@ -69,7 +71,9 @@ class TritonBackend:
 
         Batches of decodes alone do not touch key and value, which may then be of any shape that says the heads' sizes.
         """
-        sole = sole_chunk(query, key, value, layer_cache, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        sole = sole_chunk(
+            self._library, query, key, value, layer_cache, batch, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
         if sole is not None:
             return sole
         num_tokens, num_heads, _ = query.shape
@@ -91,6 +95,7 @@ class TritonBackend:
             )
         if decodes < batch.num_seqs:
             paged_prefill(
+                self._library,
                 query,
                 key,
                 value,

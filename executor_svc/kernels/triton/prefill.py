@@ -7,15 +7,12 @@ this package's kernel, neighbours in one launch.
 from torch import Tensor
 
 from executor_svc.kernels.batch import AttentionBatch, LayerCache
-from executor_svc.kernels.triton.library import library_can, library_chunk
+from executor_svc.kernels.triton.library import Library, library_chunk
 from executor_svc.kernels.triton.prefill_kernel import triton_prefill
-
-LIBRARY_QUERIES = 1024
-LIBRARY_PAIRS = 3_000_000
-"""Chunks of so many queries and pairs of a query and a key go to the library; below, its kernel is no faster (H200)."""
 
 
 def sole_chunk(
+    library: Library,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -32,16 +29,11 @@ def sole_chunk(
     Args: as paged_prefill. Returns [num_tokens, num_heads, head_dim_v].
     """
     query_lens, kv_lens = batch.query_lens, batch.kv_lens
-    if batch.num_seqs != 1 or query_lens is None or kv_lens is None or not _for_library(query_lens[0], kv_lens[0]):
+    if batch.num_seqs != 1 or query_lens is None or kv_lens is None or not library.is_worth(query_lens[0], kv_lens[0]):
         return None
-    if not library_can(query, layer_cache, _effective(window, batch), softcap, sinks):
+    if not library.can(query, layer_cache, _effective(window, batch), softcap, sinks):
         return None
-    return library_chunk(query, key, value, layer_cache, batch.block_tables[0], kv_lens[0] - query_lens[0], scale=scale)
-
-
-def _for_library(query_len: int, kv_len: int) -> bool:
-    """Whether a chunk is long enough for the library's kernel to be worth its call."""
-    return query_len >= LIBRARY_QUERIES and query_len * (kv_len - query_len // 2) >= LIBRARY_PAIRS
+    return library_chunk(library, query, key, value, layer_cache, batch.block_tables[0], kv_lens[0] - query_lens[0], scale=scale)
 
 
 def _effective(window: int | None, batch: AttentionBatch) -> int | None:
@@ -50,6 +42,7 @@ def _effective(window: int | None, batch: AttentionBatch) -> int | None:
 
 
 def paged_prefill(
+    library: Library,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -65,6 +58,7 @@ def paged_prefill(
     """Causal attention of the chunks of a batch, whose KV is in the cache already; decodes in front are left out.
 
     Args:
+        library: for long chunks.
         query: [num_tokens, num_heads, head_dim_k] of the whole batch; rows may be strided.
         key: [num_tokens, num_kv_heads, head_dim_k] of the whole batch, rotated; rows may be strided.
         value: [num_tokens, num_kv_heads, head_dim_v]; same.
@@ -95,17 +89,17 @@ def paged_prefill(
             )
 
     window = _effective(window, batch)
-    if query_lens is None or kv_lens is None or not library_can(query, layer_cache, window, softcap, sinks):
+    if query_lens is None or kv_lens is None or not library.can(query, layer_cache, window, softcap, sinks):
         by_own_kernel(first, batch.num_seqs, first, batch.num_tokens)
         return
     start, start_token, token = first, first, first
     for seq in range(first, batch.num_seqs):
         rows = slice(token, token + query_lens[seq])
         token = rows.stop
-        if _for_library(query_lens[seq], kv_lens[seq]):
+        if library.is_worth(query_lens[seq], kv_lens[seq]):
             by_own_kernel(start, seq, start_token, rows.start)
             start, start_token = seq + 1, rows.stop
             context = kv_lens[seq] - query_lens[seq]
             table = batch.block_tables[seq]
-            out[rows] = library_chunk(query[rows], key[rows], value[rows], layer_cache, table, context, scale=scale)
+            out[rows] = library_chunk(library, query[rows], key[rows], value[rows], layer_cache, table, context, scale=scale)
     by_own_kernel(start, batch.num_seqs, start_token, batch.num_tokens)

@@ -1,12 +1,16 @@
 """What surrounds the library's attention, in Triton's interpreter: gathering a context, joining parts."""
 
+import dataclasses
+
 import pytest
 import torch
+from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
-from executor_svc.kernels.triton.library import gather, join, library_can
+from executor_svc.kernels.triton.backend import TritonBackend
+from executor_svc.kernels.triton.library import Cudnn, gather, join
 from tests.unit.executor_svc.kernels.batches import Shape
-from tests.unit.executor_svc.kernels.triton.steps import make_rows_step
+from tests.unit.executor_svc.kernels.triton.steps import expected, make_rows_step
 
 
 @pytest.mark.parametrize(("start", "length"), [(0, 100), (16, 84), (35, 1), (64, 130)])
@@ -24,7 +28,7 @@ def test_a_context_is_gathered_from_its_blocks(start: int, length: int) -> None:
 def test_parts_over_other_keys_are_joined(rows_first: bool) -> None:
     query, keys, values = torch.randn(3, 5, 12), torch.randn(3, 30, 12), torch.randn(3, 30, 12)
 
-    def attend(part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(part: slice) -> tuple[Tensor, Tensor]:
         scores = query @ keys[:, part].transpose(1, 2)
         out, lse = torch.softmax(scores, 2) @ values[:, part], torch.logsumexp(scores, 2, keepdim=True)
         out, lse = out.unsqueeze(0), lse.unsqueeze(0)
@@ -40,6 +44,73 @@ def test_parts_over_other_keys_are_joined(rows_first: bool) -> None:
     torch.testing.assert_close(total_lse, wanted_lse)
 
 
-def test_the_library_is_not_asked_on_the_cpu() -> None:
+def test_cudnn_is_not_asked_on_the_cpu() -> None:
     cache = LayerCache(torch.zeros(1, 1, 16, 16), torch.zeros(1, 1, 16, 16))
-    assert not library_can(torch.zeros(1, 1, 16), cache, None, None, None)
+    assert not Cudnn().can(torch.zeros(1, 1, 16), cache, None, None, None)
+
+
+class PlainLibrary:
+    """Attention in plain torch, for chunks of 20 tokens and more; counts its calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def can(
+        self, query: Tensor, layer_cache: LayerCache, window: int | None, softcap: float | None, sinks: Tensor | None
+    ) -> bool:
+        return window is None and softcap is None and sinks is None
+
+    def is_worth(self, query_len: int, kv_len: int) -> bool:
+        return query_len >= 20
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool, with_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        self.num_calls += 1
+        group = query.shape[1] // key.shape[1]
+        scores = query @ key.repeat_interleave(group, 1).transpose(2, 3) * scale
+        if causal:
+            scores = scores.masked_fill(torch.ones_like(scores[0, 0]).triu(1).bool(), float("-inf"))
+        out = torch.softmax(scores, 3) @ value.repeat_interleave(group, 1)
+        return out, torch.logsumexp(scores, 3, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("seq_lens", "query_lens", "num_calls"),
+    [
+        ([50], [50], 1),
+        ([90], [50], 2),
+        ([30, 60, 70, 40, 5, 90, 35], [1, 1, 30, 25, 5, 7, 35], 5),
+        ([30, 60, 70], [1, 25, 30], 4),
+        ([30, 8], [1, 8], 0),
+    ],
+    ids=str,
+)
+def test_long_chunks_go_to_the_library_wherever_they_stand(seq_lens: list[int], query_lens: list[int], num_calls: int) -> None:
+    step = make_rows_step(Shape(4, 2, 16, 16, 16), seq_lens, query_lens)
+    wanted, _ = expected(step, scale=0.3)
+    library = PlainLibrary()
+    out = TritonBackend(library=library).paged_attention(
+        step.query,
+        step.key,
+        step.value,
+        step.cache,
+        dataclasses.replace(step.batch, query_lens=query_lens, kv_lens=seq_lens),
+        scale=0.3,
+        window=None,
+        softcap=None,
+        sinks=None,
+    )
+    torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=1e-4)
+    assert library.num_calls == num_calls
+
+
+def test_forms_that_the_library_lacks_do_not_go_there() -> None:
+    step = make_rows_step(Shape(4, 2, 16, 16, 16), [50], [50])
+    library = PlainLibrary()
+    batch = dataclasses.replace(step.batch, query_lens=[50], kv_lens=[50])
+    for window in (7, 50):
+        TritonBackend(library=library).paged_attention(
+            step.query, step.key, step.value, step.cache, batch, scale=0.3, window=window, softcap=None, sinks=None
+        )
+    assert library.num_calls == 1, "a window as wide as the sequence is none"
