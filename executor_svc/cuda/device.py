@@ -174,9 +174,11 @@ def _kernels(settings: ExecutorSettings, device: torch.device) -> tuple[Backend,
     if settings.backend == "torch":
         return TorchBackend(), TorchTokens(), draw_on_host
     from executor_svc.kernels.triton.backend import TritonBackend
+    from executor_svc.kernels.triton.configs import TUNED_FILE, open_cache
     from executor_svc.kernels.triton.draw import draw
     from executor_svc.kernels.triton.tokens import TritonTokens
 
+    open_cache(settings.cache_dir / TUNED_FILE)
     return TritonBackend(settings.max_num_seqs), TritonTokens(settings.max_num_seqs, device), draw
 
 
