@@ -28,8 +28,13 @@ def plan_from_pb(message: pb.StepPlan) -> StepPlan[SamplingParams]:
             for new in message.new_sequences
         ],
         block_copies=[(BlockId(c.source_block_id), BlockId(c.destination_block_id)) for c in message.block_copies],
-        chunks=[Chunk(SeqId(c.seq_id), c.num_tokens, [BlockId(i) for i in c.new_block_ids]) for c in message.chunks],
+        chunks=[_chunk_from_pb(chunk) for chunk in message.chunks],
     )
+
+
+def _chunk_from_pb(message: pb.Chunk) -> Chunk:
+    block_ids = message.new_block_ids
+    return Chunk(SeqId(message.seq_id), message.num_tokens, [BlockId(i) for i in block_ids] if block_ids else ())
 
 
 def outcome_to_pb(outcome: StepOutcome, *, idle_s: float) -> pb.StepResult:

@@ -35,9 +35,9 @@ class PagedModel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every sequence in every step, which takes three times as long if it is frozen
 class Sampled:
-    """A token that was drawn; logprobs if the sequence asked for them."""
+    """A token that was drawn; logprobs if the sequence asked for them. Nobody changes it."""
 
     seq_id: SeqId
     token_id: int

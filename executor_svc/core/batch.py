@@ -42,9 +42,9 @@ class BatchSequence(Generic[SamplingT]):
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every sequence in every step, which takes three times as long if it is frozen
 class ScheduledChunk(Generic[SamplingT]):
-    """What one sequence computes in this step: the tokens at positions start..stop-1.
+    """What one sequence computes in this step: the tokens at positions start..stop-1. Nobody changes it.
 
     Attributes:
         samples: the chunk reaches the end of what is known, so a token is drawn after it.
@@ -71,6 +71,8 @@ class PackedStep(Generic[SamplingT]):
         num_decodes: how many of the chunks have one token.
         sample_indices: int64 [n], index in T of the last token of each chunk that samples.
         sampled_chunks: those n chunks, in packed order.
+        rows: int64 [S], of the batch.
+        samples: bool [S], whether a chunk samples.
     """
 
     chunks: Sequence[ScheduledChunk[SamplingT]]
@@ -84,6 +86,8 @@ class PackedStep(Generic[SamplingT]):
     num_decodes: int
     sample_indices: npt.NDArray[np.int64]
     sampled_chunks: Sequence[ScheduledChunk[SamplingT]]
+    rows: npt.NDArray[np.int64]
+    samples: npt.NDArray[np.bool_]
 
 
 class BatchState(Generic[SamplingT]):
@@ -102,6 +106,7 @@ class BatchState(Generic[SamplingT]):
         self._sequences: dict[SeqId, BatchSequence[SamplingT]] = {}
         self._failed: set[SeqId] = set()
         self._free_rows = list(range(limits.max_num_seqs))[::-1]
+        self._tenancies = np.zeros(limits.max_num_seqs, np.int64)
         self._last_step_id = 0
 
     def __len__(self) -> int:
@@ -185,6 +190,8 @@ class BatchState(Generic[SamplingT]):
             num_decodes=num_decodes,
             sample_indices=(cu_seqlens_q[1:][samples] - 1).astype(np.int64),
             sampled_chunks=[chunk for chunk in ordered if chunk.samples],
+            rows=rows,
+            samples=samples,
         )
 
     def advance(self, chunk: ScheduledChunk[SamplingT]) -> None:
@@ -197,14 +204,35 @@ class BatchState(Generic[SamplingT]):
         self._tokens[sequence.row, sequence.num_tokens] = token_id
         sequence.num_tokens += 1
 
-    def append_unknown(self, seq_id: SeqId) -> None:
-        """The sequence knows one more token, whose id is still on its way from the device."""
-        self._sequences[seq_id].num_tokens += 1
+    def advance_ahead(self, chunks: Sequence[ScheduledChunk[SamplingT]]) -> None:
+        """As advance for chunks whose work is queued; those that sample know one more token, whose id is not here yet."""
+        for chunk in chunks:
+            sequence = chunk.sequence
+            sequence.num_computed_tokens = chunk.stop
+            if chunk.samples:
+                sequence.num_tokens += 1
 
-    def learn(self, sequence: BatchSequence[SamplingT], index: int, token_id: int) -> None:
-        """The id of a token that append_unknown counted has come; nothing happens if the sequence was dropped meanwhile."""
-        if self.is_alive(sequence):
-            self._tokens[sequence.row, index] = token_id
+    def tenancies(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many sequences have had each row so far, the present one included; int64, as many as rows."""
+        return self._tenancies[rows]
+
+    def learn(
+        self,
+        rows: npt.NDArray[np.int64],
+        tenancies: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
+        token_ids: npt.NDArray[np.int64],
+    ) -> None:
+        """The ids of tokens that advance_ahead counted have come; those of sequences that were dropped meanwhile are ignored.
+
+        Args:
+            rows: int64 [n], where the sequences were.
+            tenancies: int64 [n], what tenancies said of the rows then.
+            indices: int64 [n], the token's place in its sequence.
+            token_ids: int64 [n].
+        """
+        stays = self._tenancies[rows] == tenancies
+        self._tokens[rows[stays], indices[stays]] = token_ids[stays]
 
     def is_alive(self, sequence: BatchSequence[SamplingT]) -> bool:
         """Whether this very sequence is in the batch, not one that came back under its id."""
@@ -283,6 +311,7 @@ class BatchState(Generic[SamplingT]):
         if not self._free_rows:
             raise SequenceFailed(f"more than {limits.max_num_seqs} sequences at once (max_num_seqs)")
         row = self._free_rows.pop()
+        self._tenancies[row] += 1
         self._tokens[row, :num_tokens] = tokens
         sequence = BatchSequence(
             seq_id=new.seq_id,
@@ -316,7 +345,8 @@ class BatchState(Generic[SamplingT]):
         sequence = self._sequences.get(chunk.seq_id)
         if sequence is None:
             raise SequenceFailed(f"plan.chunks: unknown sequence {chunk.seq_id}")
-        self._append_blocks(sequence, chunk.new_block_ids)
+        if chunk.new_block_ids:
+            self._append_blocks(sequence, chunk.new_block_ids)
         start = sequence.num_computed_tokens
         stop = start + chunk.num_tokens
         if chunk.num_tokens < 1 or stop > sequence.num_tokens:

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from executor_svc.cuda.stream import Mark
 from executor_svc.runner import Sampled, StepOutcome, StepReport
 
 log = logging.getLogger(__name__)
+Ints = npt.NDArray[np.int64]
 NO_CHOICE = "the logits are not numbers, or every token is ruled out"
 
 
@@ -56,17 +57,26 @@ class Drawn:
 
     Attributes:
         sequences: n that sampled.
-        indices: n, the place of the new token in its sequence.
+        rows: int64 [n], of the batch.
+        tenancies: int64 [n], as BatchState.tenancies when the step was queued.
+        indices: int64 [n], the place of the new token in its sequence.
         tokens: int, good once the step is over.
         places: int64 [n], where in tokens the new ones are.
         logprobs: None: nobody asked.
     """
 
     sequences: Sequence[BatchSequence[SamplingParams]]
-    indices: Sequence[int]
+    rows: Ints
+    tenancies: Ints
+    indices: Ints
     tokens: Tensor
-    places: npt.NDArray[np.int64]
+    places: Ints
     logprobs: HostLogprobs | None
+
+    def token_ids(self) -> Ints:
+        """Int64 [n], NO_TOKEN where there was no choice; the step is over."""
+        found: Ints = self.tokens.numpy()[self.places]
+        return found
 
 
 @dataclass(slots=True)
@@ -78,7 +88,6 @@ class PendingStep:
         failures: sequences that failed before anything was queued for them.
         mark: the end of its work.
         arrived_at, launched_at: time.monotonic() of the plan's arrival and of the last of its work being queued.
-        token_ids: of each part of drawn, set once the step is over.
     """
 
     step_id: int
@@ -90,13 +99,6 @@ class PendingStep:
     arrived_at: float
     launched_at: float
     report: StepReport
-    token_ids: list[list[int]] = field(default_factory=list)
-
-    def read(self) -> Sequence[list[int]]:
-        """The tokens of each part of drawn, NO_TOKEN where there was no choice; the step is over."""
-        if not self.token_ids:
-            self.token_ids = [drawn.tokens.numpy()[drawn.places].tolist() for drawn in self.drawn]
-        return self.token_ids
 
     def outcome(self, failed: set[SeqId], previous_ended_at: float, ended_at: float) -> StepOutcome:
         """What came out; the step is over.
@@ -108,7 +110,8 @@ class PendingStep:
         """
         failures = [failure for failure in self.failures if failure.seq_id not in failed]
         sampled: dict[SeqId, Sampled] = {}
-        for drawn, token_ids in zip(self.drawn, self.read(), strict=True):
+        for drawn in self.drawn:
+            token_ids: list[int] = drawn.token_ids().tolist()
             logprobs: Mapping[int, PositionLogprobs] = drawn.logprobs.read(token_ids) if drawn.logprobs is not None else {}
             for row, (sequence, token_id) in enumerate(zip(drawn.sequences, token_ids, strict=True)):
                 seq_id = sequence.seq_id

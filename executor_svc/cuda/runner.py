@@ -159,12 +159,14 @@ class CudaRunner:
         while self._under_way and (wait or self._under_way[0].mark.is_over()):
             pending = self._under_way.popleft()
             pending.mark.wait()
-            for drawn, token_ids in zip(pending.drawn, pending.read(), strict=True):
-                for sequence, index, token_id in zip(drawn.sequences, drawn.indices, token_ids, strict=True):
-                    if token_id != NO_TOKEN:
-                        self.batch.learn(sequence, index, token_id)
-                    elif self.batch.is_alive(sequence):
-                        self.batch.fail(sequence.seq_id, "")  # the result thread says why
+            for drawn in pending.drawn:
+                token_ids = drawn.token_ids()
+                has_token = token_ids != NO_TOKEN
+                rows, tenancies, indices = drawn.rows[has_token], drawn.tenancies[has_token], drawn.indices[has_token]
+                self.batch.learn(rows, tenancies, indices, token_ids[has_token])
+                for place in np.flatnonzero(~has_token).tolist():
+                    if self.batch.is_alive(drawn.sequences[place]):
+                        self.batch.fail(drawn.sequences[place].seq_id, "")  # the result thread says why
 
     def _compute(self, chunks: Sequence[Chunk]) -> tuple[list[Drawn], list[SequenceFailure]]:
         """Queues one forward pass for all, or one for each if that raises."""
@@ -187,11 +189,9 @@ class CudaRunner:
     def _launch(self, chunks: Sequence[Chunk]) -> Drawn:
         """Queues the work of chunks, from their numbers to the copy of their tokens."""
         packed = self.batch.pack(chunks)
-        rows = np.fromiter((chunk.sequence.row for chunk in packed.chunks), np.int64, len(packed.chunks))
-        samples = np.fromiter((chunk.samples for chunk in packed.chunks), np.bool_, len(packed.chunks))
-        input_ids = self._input_ids(packed, rows)
-        sampled_rows = rows[samples]
-        replayed = self._replay(packed, rows, samples, input_ids)
+        input_ids = self._input_ids(packed)
+        sampled_rows = packed.rows[packed.samples]
+        replayed = self._replay(packed, input_ids)
         if replayed is not None:
             logits, tokens, places = replayed.logits, replayed.tokens, replayed.places
         else:
@@ -204,28 +204,26 @@ class CudaRunner:
             self.last_tokens[device_rows] = tokens.clamp(min=0)
             places = np.arange(len(sampled_rows))
         host_tokens = self._stream.download(tokens)
-        indices = [chunk.stop for chunk in packed.sampled_chunks]
-        for chunk in chunks:
-            self.batch.advance(chunk)
-        for chunk in packed.sampled_chunks:
-            self.batch.append_unknown(chunk.sequence.seq_id)
-        return Drawn([chunk.sequence for chunk in packed.sampled_chunks], indices, host_tokens, places, logprobs)
+        self.batch.advance_ahead(chunks)
+        return Drawn(
+            sequences=[chunk.sequence for chunk in packed.sampled_chunks],
+            rows=sampled_rows,
+            tenancies=self.batch.tenancies(sampled_rows),
+            indices=packed.seq_lens[packed.samples].astype(np.int64),
+            tokens=host_tokens,
+            places=places,
+            logprobs=logprobs,
+        )
 
-    def _input_ids(self, packed: PackedStep[SamplingParams], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _input_ids(self, packed: PackedStep[SamplingParams]) -> npt.NDArray[np.int64]:
         """Token ids, with -row - 1 for those that were sampled here; only single tokens can be such."""
         input_ids = packed.input_ids
-        num = packed.num_decodes
+        num, rows = packed.num_decodes, packed.rows
         was_sampled = packed.positions[:num] >= self._rows.num_given[rows[:num]]
         input_ids[:num][was_sampled] = -1 - rows[:num][was_sampled]
         return input_ids
 
-    def _replay(
-        self,
-        packed: PackedStep[SamplingParams],
-        rows: npt.NDArray[np.int64],
-        samples: npt.NDArray[np.bool_],
-        input_ids: npt.NDArray[np.int64],
-    ) -> Replayed | None:
+    def _replay(self, packed: PackedStep[SamplingParams], input_ids: npt.NDArray[np.int64]) -> Replayed | None:
         """The step by a graph, if there is one that has room."""
         if self.graphs is None:
             return None
@@ -234,8 +232,8 @@ class CudaRunner:
                 input_ids=input_ids,
                 positions=packed.positions,
                 slot_mapping=packed.slot_mapping,
-                rows=rows,
-                samples=samples,
+                rows=packed.rows,
+                samples=packed.samples,
                 cu_seqlens_q=packed.cu_seqlens_q,
                 seq_lens=packed.seq_lens,
                 block_tables=packed.block_tables,
