@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_svc.kernels.batch import LayerCache
+from executor_svc.kernels.batch import AttentionBatch, LayerCache
 from executor_svc.kernels.reference import reference_paged_attention
 from executor_svc.kernels.triton.backend import TritonBackend
 from tests.unit.executor_svc.kernels.batches import Shape, Step, make_rotary
@@ -49,6 +49,43 @@ def test_softcap_and_sinks() -> None:
 def test_chunks_alone() -> None:
     check(make_rows_step(Shape(2, 1, 16, 16, 16), [300], [300]))
     check(make_rows_step(Shape(2, 1, 16, 16, 16), [300, 2], [129, 2]))
+
+
+def test_padding_rows_of_a_captured_step_change_nothing() -> None:
+    """As a graph runs it: rows of decodes and chunks that are not there, tokens that belong to nobody, unknown host lengths."""
+    step = make_rows_step(Shape(4, 2, 16, 16, 16), [70, 150, 33], [1, 40, 33])
+    wanted, wanted_cache = expected(step, scale=0.3)
+    batch, padding = step.batch, torch.tensor([0], dtype=torch.int32)
+    # Rows: a decode, a padding decode, two chunks, two chunks of no token. Tokens: 2 + 73 + 5.
+    order = torch.tensor([0, 0, *range(1, 74), *[0] * 5])
+    slots = batch.slot_mapping[order]
+    slots[1], slots[75:] = -1, -1
+    wild = torch.full_like(batch.block_tables[:1], 2**30)
+    tables = torch.cat([batch.block_tables[:1], wild, batch.block_tables[1:], wild, wild])
+    padded = AttentionBatch(
+        slot_mapping=slots,
+        block_tables=tables,
+        cu_seqlens_q=torch.tensor([0, 1, 2, 42, 75, 75, 75], dtype=torch.int32),
+        seq_lens=torch.cat([batch.seq_lens[:1], padding, batch.seq_lens[1:], padding, padding]),
+        num_decodes=2,
+        max_seqlen_q=80,
+        max_seqlen_k=4096,
+        block_size=16,
+    )
+    out = TritonBackend().paged_attention(
+        step.query[order],
+        step.key[order],
+        step.value[order],
+        step.cache,
+        padded,
+        scale=0.3,
+        window=None,
+        softcap=None,
+        sinks=None,
+    )
+    torch.testing.assert_close(out[[0, *range(2, 75)]].double(), wanted, atol=2e-5, rtol=1e-4)
+    assert not out[1].any()
+    torch.testing.assert_close(step.cache.key, wanted_cache.key, equal_nan=True, atol=0, rtol=0)
 
 
 def test_rotary_embedding_is_applied_to_queries_and_keys() -> None:
