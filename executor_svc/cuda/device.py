@@ -9,7 +9,7 @@ from common.errors import StartupError
 from common.ids import BlockId, SeqId
 from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import SamplingParams
-from executor_svc.cuda.graph_shapes import GraphShapes
+from executor_svc.cuda.graph_shapes import NUM_CHUNKS, GraphShapes
 from executor_svc.cuda.graphs import StepGraphs
 from executor_svc.cuda.memory import MemoryPlan
 from executor_svc.cuda.runner import CudaRunner
@@ -179,7 +179,7 @@ def _kernels(settings: ExecutorSettings, device: torch.device) -> tuple[Backend,
     from executor_svc.kernels.triton.tokens import TritonTokens
 
     open_cache(settings.cache_dir / TUNED_FILE)
-    return TritonBackend(settings.max_num_seqs), TritonTokens(settings.max_num_seqs, device), draw
+    return TritonBackend(settings.max_num_seqs), TritonTokens(settings.max_num_seqs + NUM_CHUNKS, device), draw
 
 
 def _largest_prefill(limits: BatchLimits) -> list[int]:

@@ -93,6 +93,8 @@ class TritonTokens:
         """See TokenEnds."""
         num_rows, size = logits.shape
         out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+        if num_rows > self._arrived.shape[0]:
+            raise ValueError(f"logits: {num_rows} rows, there is scratch for {self._arrived.shape[0]}")
         if num_rows:
             num_blocks = triton.cdiv(size, self._block)
             # Few rows are cut into parts, so that the whole device reads them.
