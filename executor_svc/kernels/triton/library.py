@@ -78,7 +78,7 @@ class Cudnn:
             and head_dim_k == head_dim_v
             and head_dim_k % 8 == 0
             and head_dim_k <= 128
-            and _works(query.device, query.dtype, head_dim_k)
+            and _works(query.device, query.dtype, query.shape[1], layer_cache.value.shape[1], head_dim_k)
         )
 
     def is_worth(self, query_len: int, kv_len: int) -> bool:
@@ -96,11 +96,15 @@ class Cudnn:
 
 
 @functools.cache
-def _works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether cuDNN's attention is there and takes a call."""
-    rows = _as_heads(torch.zeros(2048, 1, head_dim, dtype=dtype, device=device))
+def _works(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
+    """Whether cuDNN's attention is there and takes calls for these heads."""
+    query, keys = (
+        _as_heads(torch.zeros(2048, heads, head_dim, dtype=dtype, device=device)) for heads in (num_heads, num_kv_heads)
+    )
     try:
-        Cudnn().attend(rows, rows, rows, 1.0, causal=True, with_lse=True)
+        Cudnn().attend(query, keys, keys, 1.0, causal=True, with_lse=False)
+        Cudnn().attend(query, keys, keys, 1.0, causal=True, with_lse=True)
+        Cudnn().attend(query, keys, keys, 1.0, causal=False, with_lse=True)
     except RuntimeError as error:
         log.warning("long prompts are slower than they could be, cuDNN attention does not run: %s", error)
         return False
