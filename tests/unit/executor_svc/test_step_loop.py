@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from executor_svc.engine import Engine
 from executor_svc.pipe import Frame, FrameKind, FramePipe
 from executor_svc.step_loop import StepLoop
 from octavo.executor.v1 import executor_service_pb2 as pb
+from tests.unit.executor_svc.cuda.host_queue import HostQueue, queued
 from tests.unit.executor_svc.tiny_engine import make_engine
 
 GREEDY = pb.SequenceSampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
@@ -41,9 +43,11 @@ class FakeFront:
         return pb.RunSessionResponse.FromString(frame.payload)
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return make_engine(tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=["sync", "queued"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Steps that are over when they return, and steps whose results come on a thread of their own."""
+    engine = make_engine(tmp_path_factory.mktemp("model"))
+    return queued(engine, HostQueue()) if request.param == "queued" else engine
 
 
 @pytest.fixture
@@ -130,3 +134,21 @@ def test_loads_and_saves_are_answered_beside_the_steps(front: FakeFront) -> None
     events = {event.WhichOneof("event"): event for event in (front.event(), front.event())}
     assert (events["blocks_loaded"].blocks_loaded.load_id, events["blocks_loaded"].blocks_loaded.num_loaded) == (4, 0)
     assert (events["blocks_saved"].blocks_saved.save_id, events["blocks_saved"].blocks_saved.num_failed) == (5, 1)
+
+
+def test_a_lost_device_ends_the_worker(tmp_path: Path) -> None:
+    """Nothing that is queued after it can work: the front sees the pipe's end, as when the process dies."""
+    queue = HostQueue()
+    engine = queued(make_engine(tmp_path), queue)
+    ours, theirs = socket.socketpair()
+    loop = threading.Thread(target=StepLoop(FramePipe(theirs), engine).run)
+    loop.start()
+    with ours, theirs:
+        front = FakeFront(ours)
+        front.send(FrameKind.OPEN, 1)
+        assert front.receive().kind == FrameKind.OPENED
+        queue.failure = RuntimeError("an illegal memory access was encountered")
+        front.plan(1, prompt_plan([4, 5, 6]))
+        assert FramePipe(ours).receive(wait=True) is None
+        loop.join(10)
+        assert not loop.is_alive()

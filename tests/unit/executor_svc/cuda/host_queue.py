@@ -27,8 +27,9 @@ UNREAD = 77_777
 class HostMark:
     """Over when somebody waited for it, which takes until the queue's gate is open."""
 
-    def __init__(self, gate: threading.Event, copies: Sequence[tuple[Tensor, Tensor]]):
+    def __init__(self, gate: threading.Event, copies: Sequence[tuple[Tensor, Tensor]], failure: Exception | None):
         self._gate = gate
+        self._failure = failure
         self._copies = copies
         self._lock = threading.Lock()
         self._is_over = False
@@ -38,6 +39,8 @@ class HostMark:
 
     def wait(self) -> None:
         assert self._is_over or self._gate.wait(10), "nobody opened the gate"
+        if self._failure is not None:
+            raise self._failure
         with self._lock, torch.inference_mode():
             for host, device in self._copies:
                 host.copy_(device)
@@ -46,9 +49,15 @@ class HostMark:
 
 
 class HostQueue:
-    """A DeviceStream."""
+    """A DeviceStream.
+
+    Attributes:
+        gate: results come while it is set.
+        failure: what the device fails with from now on.
+    """
 
     def __init__(self) -> None:
+        self.failure: Exception | None = None
         self.device = torch.device("cpu")
         self.gate = threading.Event()
         self.gate.set()
@@ -71,7 +80,7 @@ class HostQueue:
 
     def mark(self) -> HostMark:
         copies, self._copies = self._copies, []
-        self._marks.append(HostMark(self.gate, copies))
+        self._marks.append(HostMark(self.gate, copies, self.failure))
         return self._marks[-1]
 
     def check(self) -> None:
