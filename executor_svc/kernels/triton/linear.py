@@ -109,10 +109,7 @@ def stream_linear(
     overlap = overlap_on(x.device, overlap)
     width = config.block_n if activation is None or reduce else config.block_n // 2
     tiles = triton.cdiv(num_outputs, width)
-    # Rows are fetched in parts of at least 16 bytes for every thread.
-    fetch_k = min(config.fetch_k, _power_of_two_below(depth // config.split_k)) if overlap else 0
-    if fetch_k * weight.element_size() * width < 16 * 32 * config.num_warps or num_outputs % width:
-        fetch_k = 0
+    fetch_k = _fetch_k(weight, config, width, num_outputs) if overlap else 0
     shared = {
         "N": num_outputs,
         "K": depth,
@@ -162,13 +159,20 @@ def stream_linear(
     return out
 
 
+def _fetch_k(weight: Tensor, config: StreamConfig, width: int, num_outputs: int) -> int:
+    """Columns to fetch early: config.fetch_k, as far as every thread asks for 16 bytes or more and nothing but the weight."""
+    depth, itemsize = weight.shape[1], weight.element_size()
+    part = depth // config.split_k
+    columns = min(config.fetch_k, 1 << (part.bit_length() - 1)) if part else 0
+    is_aligned = depth * itemsize % 16 == 0 and weight.data_ptr() % 16 == 0
+    is_even = depth % (config.block_k * config.split_k) == 0 or config.split_k == 1
+    is_enough = columns * itemsize * width >= 16 * 32 * config.num_warps
+    return columns if is_aligned and is_even and is_enough and num_outputs % width == 0 else 0
+
+
 def padded_rows(num_rows: int) -> int:
     """Rows that the tensor kernel computes for num_rows."""
     return max(8, int(triton.next_power_of_2(num_rows)))
-
-
-def _power_of_two_below(value: int) -> int:
-    return 1 << (value.bit_length() - 1) if value > 0 else 0
 
 
 @triton.jit
