@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = os.environ.get("OCTAVO_TEST_MODEL", "")
-if not torch.cuda.is_available() or not FOLDER:
+if not torch.cuda.is_available() or not os.environ.get("OCTAVO_TEST_MODEL"):
     pytest.skip("needs an NVIDIA GPU, and OCTAVO_TEST_MODEL to name a model folder", allow_module_level=True)
 
 import transformers
@@ -22,6 +21,7 @@ from executor_svc.model.self_check import packed_batch
 from executor_svc.settings import ExecutorSettings
 from tests.gpu.driver import Ask, answers, own_greedy_tokens
 
+FOLDER = os.environ["OCTAVO_TEST_MODEL"]
 DEVICE = torch.device("cuda", 0)
 TEXTS = [
     "The capital of France is",
