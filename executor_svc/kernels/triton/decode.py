@@ -179,8 +179,9 @@ def paged_decode(
 
 
 def _seqs_bucket(num_seqs: int) -> int:
-    """Upper bound of num_seqs from a short list, so that few variants are compiled."""
-    return 16 if num_seqs <= 16 else 128 if num_seqs <= 128 else max(512, triton.next_power_of_2(num_seqs))
+    """Upper bound of num_seqs from a short list, so that few variants are compiled; one sequence needs no search."""
+    limits = (1, 16, 128, 512)
+    return next((limit for limit in limits if num_seqs <= limit), int(triton.next_power_of_2(num_seqs)))
 
 
 # Slices of a batch begin anywhere; a kernel per alignment would be compiled in the middle of serving.
@@ -235,18 +236,29 @@ def _paged_decode_kernel(
     this_range = tl.program_id(0) // NUM_KV_HEADS
 
     # Where this range begins and ends in the row of all tiles, and which sequences that is.
-    seqs = tl.arange(0, MAX_SEQS)
-    tiles = _num_tiles(tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0), window, BLOCK_SIZE, TILE, WINDOW)
-    tiles = tl.where(seqs < num_seqs, tiles, 0)
-    ends = tl.cumsum(tiles, 0)
-    all_tiles = tl.sum(tiles, 0)
-    per_range = tl.cdiv(all_tiles, num_ranges)
-    begin = this_range * per_range
-    end = tl.minimum(begin + per_range, all_tiles)
-    first_seq = tl.sum((ends <= begin).to(tl.int32), 0)
-    last_seq = tl.sum((ends < end).to(tl.int32), 0)
+    if MAX_SEQS == 1:
+        seq_len = tl.load(seq_lens_ptr)
+        all_tiles = _num_tiles(seq_len, window, BLOCK_SIZE, TILE, WINDOW)
+        per_range = tl.cdiv(all_tiles, num_ranges)
+        begin = this_range * per_range
+        end = tl.minimum(begin + per_range, all_tiles)
+        first_seq = begin * 0
+        last_seq = begin * 0
+        seq_begin = begin * 0
+    else:
+        seqs = tl.arange(0, MAX_SEQS)
+        tiles = _num_tiles(tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0), window, BLOCK_SIZE, TILE, WINDOW)
+        tiles = tl.where(seqs < num_seqs, tiles, 0)
+        ends = tl.cumsum(tiles, 0)
+        all_tiles = tl.sum(tiles, 0)
+        per_range = tl.cdiv(all_tiles, num_ranges)
+        begin = this_range * per_range
+        end = tl.minimum(begin + per_range, all_tiles)
+        first_seq = tl.sum((ends <= begin).to(tl.int32), 0)
+        last_seq = tl.sum((ends < end).to(tl.int32), 0)
+        seq_begin = tl.sum(tl.where(seqs < first_seq, tiles, 0), 0)
+        seq_len = tl.load(seq_lens_ptr + first_seq, mask=first_seq < num_seqs, other=0)
     last_seq = tl.where(begin < end, last_seq, -1)  # nothing left for this range
-    seq_begin = tl.sum(tl.where(seqs < first_seq, tiles, 0), 0)
 
     rows = tl.arange(0, ROWS)
     heads = kv_head * GROUP + rows
@@ -256,8 +268,7 @@ def _paged_decode_kernel(
     key_head_ptr = key_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_K)
     value_head_ptr = value_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_V)
 
-    # Of each sequence, length and first block ids are read while something else goes on: here, the end of the kernel in front.
-    seq_len = tl.load(seq_lens_ptr + first_seq, mask=first_seq < num_seqs, other=0)
+    # Of each sequence, the first block ids are read while something else goes on: here, the end of the kernel in front.
     positions = _first_key(seq_len, window, BLOCK_SIZE, WINDOW) + (begin - seq_begin) * TILE + in_tile
     blocks = block_ids(tables_ptr + first_seq * tables_stride, positions // BLOCK_SIZE, positions < seq_len)
     wait_for_previous(OVERLAP)
