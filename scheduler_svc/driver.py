@@ -22,6 +22,7 @@ from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
 from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
@@ -72,6 +73,7 @@ class ExecutorDriver:
         self._store = store
         self._degraded = degraded
         self._on_end = on_end
+        self._run_ahead = RunAhead(config.run_ahead)
         self._scheduler_config: SchedulerConfig | None = None
         self._link: ExecutorLink | None = None
         self._by_seq_id: dict[SeqId, Generation] = {}
@@ -204,7 +206,7 @@ class ExecutorDriver:
         self._is_pump_due = False
         if self._link is None or self.scheduler is None or self._traffic is None:
             return
-        while len(self._outstanding) < self._config.run_ahead:
+        while len(self._outstanding) < self._run_ahead.num_steps(any_prefill=any(n for _, n in self._outstanding)):
             plan = self.scheduler.schedule(self._clock.now())
             if plan is None:
                 break
@@ -260,6 +262,7 @@ class ExecutorDriver:
         self.totals.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
         self.totals.idle_s += timings.idle_s
         self._traffic.note_step(num_prefill_tokens, timings.forward_s)
+        self._run_ahead.note_step(num_prefill_tokens, timings.prepare_s + timings.forward_s + timings.sample_s)
         updates = self.scheduler.apply(step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
         logprobs = {sampled.seq_id: [sampled.logprobs] for sampled in result.sampled if sampled.HasField("logprobs")}
         for update in updates:

@@ -36,7 +36,7 @@ class SchedulerSettings(ServiceSettings):
     max_chunk_tokens: int = Field(512, ge=1, description="most prompt tokens of one sequence in one step")
     prefix_caching: bool = Field(True, description="reuse computed blocks for later requests with the same beginning")
     cache_salt: SecretStr = Field(SecretStr(""), description="mixed into every block key; servers that share a store share it")
-    run_ahead: int = Field(2, ge=1, le=8, description="steps that may be under way at one executor")
+    run_ahead: int = Field(2, ge=1, le=8, description="steps that may always be under way at one executor; more of short ones")
 
     executor_wait_s: float = Field(2.0, ge=0, description="how long a new request waits for an executor to be connected")
     executor_lost_timeout_s: float = Field(30.0, ge=0, description="how long running requests wait for a lost executor")
