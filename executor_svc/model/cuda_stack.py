@@ -1,18 +1,21 @@
 """All decoder layers of a model as one list of calls, without its modules in between.
 
 Knows parts (stack_parts.py) and the functions that compute them. Does not know families (cuda_rewrite.py makes the parts) or
-kernels. Each norm adds what the product before it computed to the residual stream. Nothing here waits for the device or looks
-at a value on it, and what is called depends on the number of tokens only: decode steps can be captured as a CUDA graph.
+kernels. Nothing here waits for the device or looks at a value on it, and what is called depends on the number of tokens only:
+decode steps can be captured as a CUDA graph.
 
-The residual stream is float32 whatever the weights are: a sum of many small terms loses the most where it is rounded.
+The residual stream is float32 whatever the weights are: a sum of many small terms loses the most where it is rounded. Of many
+tokens, where reading and writing it takes a few percent of a step, it has the weights' dtype, as in transformers, and the
+products add to it themselves.
 """
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from executor_svc.model.forward_context import ForwardContext
-from executor_svc.model.stack_functions import StackFunctions
+from executor_svc.model.stack_functions import StackFunctions, add_product
 from executor_svc.model.stack_parts import LayerPart, NormPart
 
 
@@ -22,10 +25,17 @@ class DecoderStack:
     Attributes:
         functions: how it is computed.
         layers: in order.
+        many_tokens: so many and more are computed over a residual stream of the weights' dtype.
     """
 
     def __init__(
-        self, embed: Callable[[Tensor], Tensor], layers: Sequence[LayerPart], final_norm: NormPart, functions: StackFunctions
+        self,
+        embed: Callable[[Tensor], Tensor],
+        layers: Sequence[LayerPart],
+        final_norm: NormPart,
+        functions: StackFunctions,
+        *,
+        many_tokens: int = 2048,
     ):
         """A stack.
 
@@ -34,15 +44,17 @@ class DecoderStack:
             layers: in order.
             final_norm: after the last.
             functions: how to compute.
+            many_tokens: see Attributes.
         """
         self.functions = functions
         self.layers = layers
+        self.many_tokens = many_tokens
         self._embed = embed
         self._final_norm = final_norm
 
     def with_functions(self, functions: StackFunctions) -> "DecoderStack":
         """The same stack, computed in another way."""
-        return DecoderStack(self._embed, self.layers, self._final_norm, functions)
+        return DecoderStack(self._embed, self.layers, self._final_norm, functions, many_tokens=self.many_tokens)
 
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor | None = None) -> Tensor:
         """One step.
@@ -57,12 +69,15 @@ class DecoderStack:
             [num_tokens or num_rows, hidden_size], normalised, in the weights' dtype.
         """
         rows = self._embed(input_ids)
-        residual, dtype = rows.float(), rows.dtype
-        call, first = self.functions, self.layers[0]
-        num_tokens, width = residual.shape
-        normed, delta = (residual.new_empty(num_tokens, width, dtype=dtype) for _ in range(2))
-        qkv, gated = (residual.new_empty(num_tokens, part.num_outputs, dtype=dtype) for part in (first.qkv, first.gate_up))
-        call.norm(residual, first.attention_norm, normed)
+        many = rows.shape[0] >= self.many_tokens and self.layers[0].post_mlp_norm is None
+        return self._many(rows, positions, context, keep) if many else self._few(rows, positions, context, keep)
+
+    def _few(self, rows: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor | None) -> Tensor:
+        """Norms add what the product before them computed to the residual stream."""
+        call, residual = self.functions, rows.float()
+        normed, delta = torch.empty_like(rows), torch.empty_like(rows)
+        qkv, gated = self._activations(rows)
+        call.norm(residual, self.layers[0].attention_norm, normed)
         for number, layer in enumerate(self.layers):
             call.product(normed, layer.qkv, qkv)
             heads = call.attention(qkv, positions, layer.attention, context)
@@ -73,6 +88,27 @@ class DecoderStack:
             if number + 1 < len(self.layers):
                 following = self.layers[number + 1].attention_norm
                 call.norm(delta, following, normed, residual=residual, post=layer.post_mlp_norm)
-        out = normed if keep is None else residual.new_empty(keep.shape[0], width, dtype=dtype)
+        out = normed if keep is None else rows.new_empty(keep.shape[0], rows.shape[1])
         call.norm(delta, self._final_norm, out, residual=residual, post=self.layers[-1].post_mlp_norm, rows=keep)
         return out
+
+    def _many(self, residual: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor | None) -> Tensor:
+        """Products add what they compute to the residual stream."""
+        call, normed = self.functions, torch.empty_like(residual)
+        qkv, gated = self._activations(residual)
+        for layer in self.layers:
+            call.norm(residual, layer.attention_norm, normed)
+            call.product(normed, layer.qkv, qkv)
+            heads = call.attention(qkv, positions, layer.attention, context)
+            add_product(heads, layer.output, residual)
+            call.norm(residual, layer.mlp_norm, normed)
+            call.product(normed, layer.gate_up, gated)
+            add_product(gated, layer.down, residual)
+        out = normed if keep is None else residual.new_empty(keep.shape[0], residual.shape[1])
+        call.norm(residual, self._final_norm, out, rows=keep)
+        return out
+
+    def _activations(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """What a layer's products hand on: heads before attention, gated values."""
+        first = self.layers[0]
+        return rows.new_empty(rows.shape[0], first.qkv.num_outputs), rows.new_empty(rows.shape[0], first.gate_up.num_outputs)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -117,6 +118,13 @@ def torch_product(x: Tensor, product: ProductPart, out: Tensor) -> None:
         gate, up = result.chunk(2, dim=1)
         result = ACTIVATIONS[product.activation](gate) * up
     out.copy_(result)
+
+
+def add_product(x: Tensor, product: ProductPart, total: Tensor) -> None:
+    """Adds a product without activation to total [num_tokens, num_outputs], of the weight's dtype, in place."""
+    torch.addmm(total, x, product.weight.t(), out=total)
+    if product.bias is not None:
+        total.add_(product.bias)
 
 
 def torch_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:

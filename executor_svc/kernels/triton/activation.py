@@ -13,7 +13,9 @@ from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait
 SILU, GELU_TANH = 1, 2
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 """Numbers of activations in kernels, by the activation's name."""
-_BLOCK = 1024
+_BLOCK, _LARGE_BLOCK = 1024, 2048
+"""Columns of a program, for few tokens and for many: few programs leave processors idle, many want more loads on their way."""
+_MANY_TOKENS = 512
 
 
 @triton.jit
@@ -61,13 +63,14 @@ def act_mul(gate_up: Tensor, out: Tensor, activation: str, *, overlap: bool | No
         return out
     overlap = overlap_on(out.device, overlap)
     options = {"launch_pdl": True} if overlap else {}
-    _act_mul_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
+    block = _BLOCK if num_tokens < _MANY_TOKENS else _LARGE_BLOCK
+    _act_mul_kernel[(num_tokens, triton.cdiv(width, block))](
         gate_up,
         out,
         gate_up.stride(0),
         out.stride(0),
         WIDTH=width,
-        BLOCK=_BLOCK,
+        BLOCK=block,
         ACTIVATION=ACTIVATIONS[activation],
         OVERLAP=overlap,
         **options,

@@ -84,6 +84,7 @@ def test_sixteen_bits_are_no_worse_than_transformers(form: str, num_seqs: int, d
     model = make_model(STACKED[form](), dtype)
     before = logits(model, num_seqs)
     rewrite_for_cuda(model)
+    model.forward.stack.many_tokens = 1 if num_seqs == 7 else 1000
     after = logits(model, num_seqs)
     scale = exact.abs().max()
     own, ours = ((found - exact).abs().mean() / scale for found in (before, after))

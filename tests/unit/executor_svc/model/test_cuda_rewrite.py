@@ -46,14 +46,16 @@ def logits(model: nn.Module) -> Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.parametrize("many_tokens", [1, 1000])
 @pytest.mark.parametrize("form", STACKED)
-def test_logits_stay(form: str) -> None:
+def test_logits_stay(form: str, many_tokens: int) -> None:
     model = make_model(STACKED[form]())
     before = logits(model)
 
     report = rewrite_for_cuda(model, functions=TORCH_FUNCTIONS)
 
     assert report.counts["stack"] == 1, str(report)
+    model.forward.stack.many_tokens = many_tokens
     difference = (logits(model) - before).abs().max() / before.abs().max()
     assert difference < 1e-4
 
