@@ -1,7 +1,8 @@
 """One NVIDIA GPU as a device: its kernels, the division of its memory, decode graphs. Knows the order in which they are made."""
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -28,6 +29,9 @@ from executor_svc.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
 DEFAULT_BATCHED_TOKENS = 8192
+_SWITCH_INTERVAL_S = 2e-4
+_SHORTEST_LONG_CHUNK = 1024
+_CHUNKS_AT_ONCE = (3, 20)
 _GRAPH_OVERHEAD_BYTES = 1 << 30
 """What graphs take beside logits and the activations of the largest: their launches, and memory cut up between shapes."""
 
@@ -62,8 +66,12 @@ class CudaDevice:
             pool = self._pool(model, num_blocks)
         limits = self._limits(model, num_blocks)
         runner = self._runner(model, pool, limits, stream)
+        # Results are read on a thread of their own, which must not wait long for the interpreter.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         with phases.timed("warm_up"):
             warm_up(runner, limits)
+            for steps in chunk_steps(limits):
+                run_steps(runner, steps)
         reserved = torch.cuda.memory_reserved(self.torch_device)
         if self._captures and not model.has_length_dependent_rope:  # such a rope reads lengths on the host
             with phases.timed("graphs"):
@@ -211,3 +219,24 @@ def _full_batch(limits: BatchLimits) -> StepPlan[SamplingParams]:
     sampling = SamplingParams(temperature=1.0, num_logprobs=1)
     news = [NewSequence(SeqId(i), [1], 1, 0, [BlockId(i)], sampling) for i in range(1, count + 1)]
     return StepPlan(step_id=1, new_sequences=news, chunks=[Chunk(SeqId(i), 1) for i in range(1, count + 1)])
+
+
+def chunk_steps(limits: BatchLimits) -> Iterator[list[StepPlan[SamplingParams]]]:
+    """Sessions that run what a request would otherwise be the first to need: libraries plan by length, kernels compile by count.
+
+    Long chunks, fresh and then behind a context as long; and several short chunks at once.
+    """
+    greedy = SamplingParams(temperature=0.0)
+    num_slots = limits.num_blocks * limits.block_size
+    length = _SHORTEST_LONG_CHUNK
+    while length <= limits.max_num_batched_tokens and 2 * length <= min(limits.max_model_len, num_slots):
+        blocks = [BlockId(i) for i in range(-(-2 * length // limits.block_size))]
+        new = NewSequence(SeqId(1), [1] * (2 * length), 2 * length, 0, blocks, greedy)
+        chunk = Chunk(SeqId(1), length)
+        yield [StepPlan(1, new_sequences=[new], chunks=[chunk]), StepPlan(2, chunks=[chunk])]
+        length *= 2
+    for count in _CHUNKS_AT_ONCE:
+        if count <= limits.max_num_seqs and 2 * count <= limits.max_num_batched_tokens and count < limits.num_blocks:
+            news = [NewSequence(SeqId(i), [1, 1], 2, 0, [BlockId(i)], greedy) for i in range(1, count + 1)]
+            if limits.block_size >= 2 and limits.max_model_len >= 2:
+                yield [StepPlan(1, new_sequences=news, chunks=[Chunk(SeqId(i), 2) for i in range(1, count + 1)])]
