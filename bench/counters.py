@@ -8,12 +8,11 @@ class Counters:
     """Sums since the start of the server.
 
     Attributes:
-        busy_s, idle_s: with and without a step, as the executor reports them.
+        busy_s: with a step, as the executor reports it.
     """
 
     num_steps: int = 0
     busy_s: float = 0.0
-    idle_s: float = 0.0
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_degraded: int = 0
@@ -23,7 +22,6 @@ class Counters:
         return Counters(
             self.num_steps - before.num_steps,
             self.busy_s - before.busy_s,
-            self.idle_s - before.idle_s,
             self.num_preemptions - before.num_preemptions,
             self.num_cached_tokens - before.num_cached_tokens,
             self.num_degraded - before.num_degraded,

@@ -81,7 +81,8 @@ class Bench:
 
     Attributes:
         suffix: put behind the names of workloads, for what is different about this way of serving.
-        idle_shares: share of the executor's time without a step, of every run that counts; empty where it is not known.
+        busy_s: seconds with a step at the executor, of every run that counts. What follows a step in the queue begins with its
+            end, so the host's work counts only where it is seen.
     """
 
     def __init__(
@@ -106,12 +107,12 @@ class Bench:
         self._deadline_s = 0.0
         self.peer = serving.peer
         self.suffix = ""
-        self.idle_shares: list[float] = []
+        self.busy_s: list[float] = []
 
     def start_limit(self) -> None:
         """The time of the next workload begins now."""
         self._deadline_s = time.monotonic() + self._limit_s
-        self.idle_shares = []
+        self.busy_s = []
 
     def rounds(self) -> Iterator[int]:
         """0, 1, ... as often as asked for, fewer when the time is over."""
@@ -149,13 +150,12 @@ class Bench:
     def _note(self, name: str, run: Run, before: Counters) -> Run:
         """Says how a run went."""
         steps = self._serving.counters().since(before)
-        if steps.busy_s:
-            self.idle_shares.append(steps.idle_s / (steps.busy_s + steps.idle_s))
+        self.busy_s.append(steps.busy_s)
         cpu = "" if run.client_cpu is None else f"; busiest client {100 * run.client_cpu:.0f} % of a core"
-        idle = f", executor idle {100 * self.idle_shares[-1]:.1f} %" if steps.busy_s else ""
+        busy = f", executor busy {100 * steps.busy_s / run.total_s:.1f} %"
         print(
             f"# {self.model} {name} {self.peer}: {run.total_s:.3f} s, {run.num_output_tokens} tokens in "
-            f"{steps.num_steps} steps{idle}, {steps.num_cached_tokens} tokens cached, {steps.num_preemptions} preemptions, "
+            f"{steps.num_steps} steps{busy}, {steps.num_cached_tokens} tokens cached, {steps.num_preemptions} preemptions, "
             f"{steps.num_degraded} degraded{cpu}",
             file=sys.stderr,
             flush=True,
@@ -188,8 +188,11 @@ def decode(bench: Bench, batch: int) -> None:
         steady_ms.append(1e3 * (last.last_s - last.first_s) / (last.num_tokens - 1))
     bench.add(f"decode {batch}", "step", steps_ms, "ms")
     bench.add(f"decode {batch}", "step after the last prefill", steady_ms, "ms")
-    if bench.idle_shares:
-        bench.add(f"decode {batch}", "executor idle", [100 * share for share in bench.idle_shares[1::2]], "%")
+    # Of the 128 steps alone, as above.
+    more_s = [sizes.decode_steps * step_ms / 1e3 for step_ms in steps_ms]
+    more_busy_s = [after - before for before, after in zip(bench.busy_s[::2], bench.busy_s[1::2], strict=True)]
+    idle = [100 * (1 - busy / total) for busy, total in zip(more_busy_s, more_s, strict=True)]
+    bench.add(f"decode {batch}", "executor idle", idle, "%")
 
 
 def prefill(bench: Bench, batch: int, length: int) -> None:

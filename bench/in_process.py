@@ -113,7 +113,6 @@ class EngineLoop:
         timings = result.timings
         self.counters.num_steps += 1
         self.counters.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
-        self.counters.idle_s += timings.idle_s
         return self._scheduler.apply(step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
 
     def _new_scheduler(self) -> "Scheduler":

@@ -112,11 +112,9 @@ class Served:
             admin = admin_service_pb2_grpc.AdminServiceStub(channel)
             load = admin.GetLoad(admin_service_pb2.GetLoadRequest(), timeout=10).load
         busy_s = sum(e.step_s * e.num_steps for e in load.executors)
-        idle_s = sum(e.step_s * e.num_steps * e.idle_ratio / max(1e-9, 1 - e.idle_ratio) for e in load.executors)
         return Counters(
             sum(e.num_steps for e in load.executors),
             busy_s,
-            idle_s,
             load.num_preemptions,
             load.num_cached_tokens,
             sum(load.degraded.values()),
