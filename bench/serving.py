@@ -89,6 +89,9 @@ class Served:
             tails = self.log_tails(40)
             self.stop()
             raise RunError(f"{error}\n{tails}") from error
+        except BaseException:  # whoever interrupts this wants no processes left
+            self.stop()
+            raise
         self.start_s = time.monotonic() - started
 
     @property
