@@ -1,0 +1,278 @@
+"""The kernel of decode attention. Knows tiles, ranges and blocks; decode.py knows its launch.
+
+The keys of all sequences, cut into tiles, stand in one row; the row is cut into num_ranges equal ranges, whatever the
+lengths. A program takes one range for one KV head with all its query heads, so one long sequence fills the card as well
+as many short ones, and the programs of a range, one per head, read the same blocks at the same time.
+
+```
+tiles        | seq 0 ............................... | seq 1 .... | seq 2 ...................... |
+ranges       | range 0       | range 1       | range 2       | range 3       | range 4        |
+partials       slot 1          slot 0          slot 0, slot 1   slot 0 ...                             seq 1 lies in one range:
+                                                                                                       written directly
+```
+A sequence that spans ranges is finished by the program that arrives last, by the counter of (sequence, KV head), which it
+sets back to zero.
+"""
+
+import triton
+import triton.language as tl
+
+from executor_svc.kernels.triton.overlap import let_next_start, wait_for_previous
+from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, softmax_step
+
+
+# Slices of a batch begin anywhere; a kernel per alignment would be compiled in the middle of serving.
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_ranges", "window", "tables_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "sinks_ptr"],
+)
+def paged_decode_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    tables_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    sinks_ptr,
+    partial_out_ptr,
+    partial_sums_ptr,
+    arrived_ptr,
+    num_seqs,
+    num_ranges,
+    scale,
+    softcap,
+    window,
+    query_stride,
+    key_stride,
+    value_stride,
+    tables_stride,
+    out_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEW_ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HEAD_DIM_K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    PADDED_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MAX_SEQS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    LETS_NEXT: tl.constexpr,
+):
+    """One range of the row of tiles, for one KV head: see above; arguments as in decode.py."""
+    let_next_start(LETS_NEXT)
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    this_range = tl.program_id(0) // NUM_KV_HEADS
+
+    # Where this range begins and ends in the row of all tiles, and which sequences that is.
+    if MAX_SEQS == 1:
+        seq_len = tl.load(seq_lens_ptr)
+        all_tiles = _num_tiles(seq_len, window, BLOCK_SIZE, TILE, WINDOW)
+        per_range = tl.cdiv(all_tiles, num_ranges)
+        begin = this_range * per_range
+        end = tl.minimum(begin + per_range, all_tiles)
+        first_seq = begin * 0
+        last_seq = begin * 0
+        seq_begin = begin * 0
+    else:
+        seqs = tl.arange(0, MAX_SEQS)
+        tiles = _num_tiles(tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0), window, BLOCK_SIZE, TILE, WINDOW)
+        tiles = tl.where(seqs < num_seqs, tiles, 0)
+        ends = tl.cumsum(tiles, 0)
+        all_tiles = tl.sum(tiles, 0)
+        per_range = tl.cdiv(all_tiles, num_ranges)
+        begin = this_range * per_range
+        end = tl.minimum(begin + per_range, all_tiles)
+        first_seq = tl.sum((ends <= begin).to(tl.int32), 0)
+        last_seq = tl.sum((ends < end).to(tl.int32), 0)
+        seq_begin = tl.sum(tl.where(seqs < first_seq, tiles, 0), 0)
+        seq_len = tl.load(seq_lens_ptr + first_seq, mask=first_seq < num_seqs, other=0)
+    last_seq = tl.where(begin < end, last_seq, -1)  # nothing left for this range
+
+    rows = tl.arange(0, ROWS)
+    heads = kv_head * GROUP + rows
+    dims_k = tl.arange(0, PADDED_K)
+    dims_v = tl.arange(0, PADDED_V)
+    in_tile = tl.arange(0, TILE)
+    key_head_ptr = key_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_K)
+    value_head_ptr = value_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_V)
+
+    # Of each sequence, the first block ids are read while something else goes on: here, the end of the kernel in front.
+    positions = _first_key(seq_len, window, BLOCK_SIZE, WINDOW) + (begin - seq_begin) * TILE + in_tile
+    blocks = block_ids(tables_ptr + first_seq * tables_stride, positions // BLOCK_SIZE, positions < seq_len)
+    wait_for_previous(OVERLAP)
+
+    for seq in tl.range(first_seq, last_seq + 1, num_stages=1):
+        seq_tiles = _num_tiles(seq_len, window, BLOCK_SIZE, TILE, WINDOW)
+        first_tile = tl.maximum(begin - seq_begin, 0)
+        end_tile = tl.minimum(end - seq_begin, seq_tiles)
+        table_ptr = tables_ptr + seq * tables_stride
+
+        query_mask = (rows < GROUP)[:, None] & (dims_k < HEAD_DIM_K)[None, :]
+        query_offsets = seq * query_stride + heads[:, None] * HEAD_DIM_K + dims_k[None, :]
+        query = tl.load(query_ptr + query_offsets, mask=query_mask, other=0.0)
+
+        highest = tl.full([ROWS], LOWEST, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, PADDED_V], tl.float32)
+        # Block ids are read one step ahead, so that keys and values do not wait for them.
+        for _ in tl.range(first_tile, end_tile, num_stages=STAGES):
+            inside = positions < seq_len
+            in_block = positions % BLOCK_SIZE
+            key_mask = inside[:, None]
+            if PADDED_K != HEAD_DIM_K:
+                key_mask = key_mask & (dims_k < HEAD_DIM_K)[None, :]
+            key_rows = blocks * key_stride + in_block * HEAD_DIM_K
+            key = tl.load(key_head_ptr + key_rows[:, None] + dims_k[None, :], mask=key_mask, other=0.0)
+            scores = capped(tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale, softcap, SOFTCAP)
+            visible = inside
+            if WINDOW:
+                visible = visible & (positions >= seq_len - window)
+            scores = tl.where(visible[None, :], scores, float("-inf"))
+            weights, factor, highest, total = softmax_step(scores, highest, total)
+            value_mask = inside[:, None]
+            if PADDED_V != HEAD_DIM_V:
+                value_mask = value_mask & (dims_v < HEAD_DIM_V)[None, :]
+            value_rows = blocks * value_stride + in_block * HEAD_DIM_V
+            value = tl.load(value_head_ptr + value_rows[:, None] + dims_v[None, :], mask=value_mask, other=0.0)
+            acc = acc * factor[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+            positions += TILE
+            blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)
+
+        next_len = tl.load(seq_lens_ptr + seq + 1, mask=seq < last_seq, other=0)
+        positions = _first_key(next_len, window, BLOCK_SIZE, WINDOW) + in_tile
+        blocks = block_ids(table_ptr + tables_stride, positions // BLOCK_SIZE, positions < next_len)
+
+        out_row_ptr = out_ptr + seq * out_stride
+        if end_tile - first_tile == seq_tiles:
+            _write(acc, highest, total, rows, kv_head, dims_v, out_row_ptr, sinks_ptr, GROUP, HEAD_DIM_V, SINKS)
+        else:
+            # The range in which the sequence begins keeps its part in slot 1, all others in slot 0.
+            slot = this_range * 2 + tl.where(first_tile == 0, 1, 0)
+            out_mask = (rows < GROUP)[:, None] & (dims_v < HEAD_DIM_V)[None, :]
+            slot_heads = slot * NUM_HEADS + heads
+            tl.store(partial_out_ptr + slot_heads[:, None] * HEAD_DIM_V + dims_v[None, :], acc, mask=out_mask)
+            tl.store(partial_sums_ptr + slot_heads * 2, highest, mask=rows < GROUP)
+            tl.store(partial_sums_ptr + slot_heads * 2 + 1, total, mask=rows < GROUP)
+            # All threads have stored before one of them says so.
+            tl.debug_barrier()
+            first_range = seq_begin // per_range
+            last_range = (seq_begin + seq_tiles - 1) // per_range
+            counter_ptr = arrived_ptr + seq * NUM_KV_HEADS + kv_head
+            if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == last_range - first_range:
+                tl.store(counter_ptr, 0)
+                _finish(
+                    first_range,
+                    last_range,
+                    kv_head,
+                    dims_v,
+                    partial_out_ptr,
+                    partial_sums_ptr,
+                    out_row_ptr,
+                    sinks_ptr,
+                    NUM_HEADS,
+                    GROUP,
+                    FEW_ROWS,
+                    AT_ONCE,
+                    HEAD_DIM_V,
+                    PADDED_V,
+                    SINKS,
+                )
+        seq_begin += seq_tiles
+        seq_len = next_len
+
+
+@triton.jit
+def _first_key(seq_lens, window, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    """Position of the first key that is read: the start of the block of the first visible one."""
+    first = seq_lens * 0
+    if WINDOW:
+        first = tl.maximum(seq_lens - window, 0) // BLOCK_SIZE * BLOCK_SIZE
+    return first
+
+
+@triton.jit
+def _num_tiles(seq_lens, window, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Tiles of sequences; an empty one has one tile, in which its zeros are written."""
+    return tl.maximum(tl.cdiv(seq_lens - _first_key(seq_lens, window, BLOCK_SIZE, WINDOW), TILE), 1)
+
+
+@triton.jit
+def _finish(
+    first_range,
+    last_range,
+    kv_head,
+    dims_v,
+    partial_out_ptr,
+    partial_sums_ptr,
+    out_row_ptr,
+    sinks_ptr,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FEW_ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    PADDED_V: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """Adds up the parts of one sequence and KV head, several ranges at a time, and writes the result."""
+    rows = tl.arange(0, FEW_ROWS)
+    row_mask = rows < GROUP
+    highest = tl.full([FEW_ROWS], LOWEST, tl.float32)
+    total = tl.zeros([FEW_ROWS], tl.float32)
+    acc = tl.zeros([FEW_ROWS, PADDED_V], tl.float32)
+    # Staged, so that the next parts are on their way while these are added up: few programs get here, each waits alone.
+    for start in tl.range(first_range, last_range + 1, AT_ONCE, num_stages=3):
+        ranges = start + tl.arange(0, AT_ONCE)
+        slots = ranges * 2 + (ranges == first_range).to(tl.int32)
+        slot_heads = slots[:, None] * NUM_HEADS + (kv_head * GROUP + rows)[None, :]
+        mask = (ranges <= last_range)[:, None] & row_mask[None, :]
+        # Past the first-level cache, which may hold what these addresses had before.
+        highs = tl.load(partial_sums_ptr + slot_heads * 2, mask=mask, other=LOWEST, cache_modifier=".cg")
+        totals = tl.load(partial_sums_ptr + slot_heads * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        part_mask = mask[:, :, None] & (dims_v < HEAD_DIM_V)[None, None, :]
+        part_offsets = slot_heads[:, :, None] * HEAD_DIM_V + dims_v[None, None, :]
+        parts = tl.load(partial_out_ptr + part_offsets, mask=part_mask, other=0.0, cache_modifier=".cg")
+        highest_now = tl.maximum(highest, tl.max(highs, 0))
+        factor = tl.exp2(highest - highest_now)
+        weights = tl.exp2(highs - highest_now[None, :])
+        total = total * factor + tl.sum(totals * weights, 0)
+        acc = acc * factor[:, None] + tl.sum(parts * weights[:, :, None], 0)
+        highest = highest_now
+    _write(acc, highest, total, rows, kv_head, dims_v, out_row_ptr, sinks_ptr, GROUP, HEAD_DIM_V, SINKS)
+
+
+@triton.jit
+def _write(
+    acc,
+    highest,
+    total,
+    rows,
+    kv_head,
+    dims_v,
+    out_row_ptr,
+    sinks_ptr,
+    GROUP: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """Divides by the sum of weights, the sink's included, and stores the rows of one KV head."""
+    heads = kv_head * GROUP + rows
+    if SINKS:
+        sink = capped(tl.load(sinks_ptr + heads, mask=rows < GROUP, other=0.0).to(tl.float32), 1.0, False)
+        highest_now = tl.maximum(highest, sink)
+        factor = tl.exp2(highest - highest_now)
+        total = total * factor + tl.exp2(sink - highest_now)
+        acc = acc * factor[:, None]
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    mask = (rows < GROUP)[:, None] & (dims_v < HEAD_DIM_V)[None, :]
+    tl.store(out_row_ptr + heads[:, None] * HEAD_DIM_V + dims_v[None, :], acc.to(out_row_ptr.dtype.element_ty), mask=mask)
