@@ -154,3 +154,31 @@ def test_a_bug_of_the_store_client_is_an_answer_and_not_silence(rig: Rig) -> Non
     rig.transfers.submit(1, Save(1, blocks(0)))
 
     assert rig.outcomes.get(timeout=5) == (1, SaveDone(1, num_failed=1, reason="RuntimeError('bug')"))
+
+
+class TwoAtATime(KvPool):
+    """As a GPU's pool, which takes as many blocks at once as its staging buffer holds."""
+
+    @property
+    def blocks_at_once(self) -> int:
+        return 2
+
+
+def test_memory_that_takes_few_blocks_at_once_gets_them_in_groups() -> None:
+    pool, store = TwoAtATime(LAYERS, 8, 4, torch.float32), MemoryStore()
+    outcomes: queue.Queue[LoadDone | SaveDone] = queue.Queue()
+    transfers = TransferThread(pool, store, lambda session, done: outcomes.put(done))
+    transfers.start_session(1)
+    for block in range(3):
+        pool.layer_caches[0].key[block] = float(block + 1)
+    transfers.submit(1, Save(1, blocks(0, 1, 2)))
+    saved = outcomes.get(timeout=5)
+    transfers.submit(1, Load(2, blocks(4, 5, 6, 7), timeout_s=1.0))
+    loaded = outcomes.get(timeout=5)
+    transfers.stop()
+
+    assert saved == SaveDone(1, num_written=3)
+    assert isinstance(loaded, LoadDone)
+    assert (loaded.num_loaded, loaded.num_by_tier, loaded.reason) == (3, {"shm": 3}, "not there")
+    assert [float(pool.layer_caches[0].key[block].max()) for block in (4, 5, 6)] == [1.0, 2.0, 3.0]
+    assert store.calls == ["save", "save", "load", "load"]
