@@ -13,7 +13,7 @@ def test_requirements_come_from_pyproject() -> None:
     requirements = Requirements.read(ROOT / "pyproject.toml")
 
     assert requirements.torch.startswith("torch>=")
-    assert any(requirement.startswith("pytest>=") for requirement in requirements.dev)
+    assert any(requirement.startswith("pytest>=") for requirement in requirements.groups["dev"])
 
 
 @pytest.mark.parametrize(
