@@ -1,5 +1,8 @@
 """Paged attention and KV writes on the GPU against float64, in every dtype, with poisoned outputs and caches."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
@@ -44,19 +47,23 @@ def _seed() -> None:
 
 def on_gpu(step: Step) -> Step:
     batch = step.batch
-    tensors = {name: getattr(batch, name).to(DEVICE) for name in ("slot_mapping", "block_tables", "cu_seqlens_q", "seq_lens")}
-    numbers = {name: getattr(batch, name) for name in ("num_decodes", "max_seqlen_q", "max_seqlen_k", "block_size")}
-    lens = {"query_lens": batch.cu_seqlens_q.diff().tolist(), "kv_lens": batch.seq_lens.tolist()}
+    moved = dataclasses.replace(
+        batch,
+        slot_mapping=batch.slot_mapping.to(DEVICE),
+        block_tables=batch.block_tables.to(DEVICE),
+        cu_seqlens_q=batch.cu_seqlens_q.to(DEVICE),
+        seq_lens=batch.seq_lens.to(DEVICE),
+        query_lens=batch.cu_seqlens_q.diff().tolist(),
+        kv_lens=batch.seq_lens.tolist(),
+    )
     storage_k, storage_v = step.cache.key, step.cache.value
     num_blocks, key_size = storage_k.shape[0], storage_k[0].numel()
     storage = torch.cat([storage_k.reshape(num_blocks, -1), storage_v.reshape(num_blocks, -1)], dim=1).to(DEVICE)
     cache = LayerCache(storage[:, :key_size].view(storage_k.shape), storage[:, key_size:].view(storage_v.shape))
-    return Step(
-        step.query.to(DEVICE), step.key.to(DEVICE), step.value.to(DEVICE), cache, AttentionBatch(**tensors, **numbers, **lens)
-    )
+    return Step(step.query.to(DEVICE), step.key.to(DEVICE), step.value.to(DEVICE), cache, moved)
 
 
-def attend(backend: TritonBackend, step: Step, **asked: object) -> Tensor:
+def attend(backend: TritonBackend, step: Step, **asked: Any) -> Tensor:
     # The allocator hands out what was just freed: an output that is not written shows as NaN.
     poison = step.query.new_full((step.query.shape[0], step.query.shape[1], step.value.shape[2]), float("nan"))
     del poison
@@ -64,7 +71,7 @@ def attend(backend: TritonBackend, step: Step, **asked: object) -> Tensor:
     return backend.paged_attention(step.query, step.key, step.value, step.cache, step.batch, **asked)
 
 
-def check(shape: Shape, seq_lens: list[int], query_lens: list[int], **asked: object) -> None:
+def check(shape: Shape, seq_lens: list[int], query_lens: list[int], **asked: Any) -> None:
     step = make_rows_step(shape, seq_lens, query_lens)
     wanted, wanted_cache = expected(step, scale=0.1, **asked)
     moved = on_gpu(step)
@@ -192,7 +199,9 @@ def test_one_launch_norms_turns_and_writes(num_tokens: int, dtype: torch.dtype) 
         qkv, positions, slots, cache, query_out, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
         rotary=table, q_norm_weight=weights[0], k_norm_weight=weights[1], norm_eps=1e-5,
     )  # fmt: skip
-    query, key, value = qkv.double().unflatten(1, (-1, head_dim)).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    query, key, value = (
+        qkv.double().view(num_tokens, -1, head_dim).split_with_sizes([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    )
     rows = Rotary(table.cos[positions].double(), table.sin[positions].double())
     query, key = (
         rotate(x * torch.rsqrt(x.square().mean(2, keepdim=True) + 1e-5) * w.double(), rows)
