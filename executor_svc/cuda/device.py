@@ -32,6 +32,9 @@ DEFAULT_BATCHED_TOKENS = 8192
 _SWITCH_INTERVAL_S = 2e-4
 _SHORTEST_LONG_CHUNK = 1024
 _CHUNKS_AT_ONCE = (3, 20)
+_DECODES_BESIDE = (1, 2, 3, 5, 9, 17, 33, 65, 129)
+_ODD_CHUNK = 1031
+"""More than graphs take, and divisible by nothing that kernels care about."""
 _GRAPH_OVERHEAD_BYTES = 1 << 30
 """What graphs take beside logits and the activations of the largest: their launches, and memory cut up between shapes."""
 
@@ -224,7 +227,7 @@ def _full_batch(limits: BatchLimits) -> StepPlan[SamplingParams]:
 def chunk_steps(limits: BatchLimits) -> Iterator[list[StepPlan[SamplingParams]]]:
     """Sessions that run what a request would otherwise be the first to need: libraries plan by length, kernels compile by count.
 
-    Long chunks, fresh and then behind a context as long; and several short chunks at once.
+    Long chunks, fresh and then behind a context as long; several short chunks at once; decodes beside a long chunk.
     """
     greedy = SamplingParams(temperature=0.0)
     num_slots = limits.num_blocks * limits.block_size
@@ -240,3 +243,12 @@ def chunk_steps(limits: BatchLimits) -> Iterator[list[StepPlan[SamplingParams]]]
             news = [NewSequence(SeqId(i), [1, 1], 2, 0, [BlockId(i)], greedy) for i in range(1, count + 1)]
             if limits.block_size >= 2 and limits.max_model_len >= 2:
                 yield [StepPlan(1, new_sequences=news, chunks=[Chunk(SeqId(i), 2) for i in range(1, count + 1)])]
+    num_blocks = -(-(_ODD_CHUNK + 1) // limits.block_size)
+    for count in _DECODES_BESIDE:
+        fits = count < limits.max_num_seqs and _ODD_CHUNK + count <= limits.max_num_batched_tokens
+        if fits and limits.max_model_len > _ODD_CHUNK and num_blocks + count <= limits.num_blocks:
+            blocks = [BlockId(i) for i in range(num_blocks)]
+            news = [NewSequence(SeqId(i), [1], 1, 0, [BlockId(num_blocks + i)], greedy) for i in range(count)]
+            news.append(NewSequence(SeqId(count), [1] * (_ODD_CHUNK + 1), _ODD_CHUNK + 1, 0, blocks, greedy))
+            chunks = [*(Chunk(SeqId(i), 1) for i in range(count)), Chunk(SeqId(count), _ODD_CHUNK)]
+            yield [StepPlan(1, new_sequences=news, chunks=chunks)]
