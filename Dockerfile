@@ -62,11 +62,16 @@ HEALTHCHECK --interval=5s --timeout=4s --start-period=300s --retries=3 \
 ENTRYPOINT ["python", "-m", "executor_svc"]
 
 FROM base AS executor-gpu
+# Triton builds the launchers of its kernels with a C compiler when it runs.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*
 COPY --from=build-executor-gpu /opt/venv /opt/venv
 USER 10001:10001
 ENV OCTAVO_EXECUTOR_LISTEN=0.0.0.0:50061 \
     OCTAVO_EXECUTOR_CACHE_DIR=/var/lib/octavo \
     NUMBA_CACHE_DIR=/var/lib/octavo/numba \
+    TRITON_CACHE_DIR=/var/lib/octavo/triton \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 50061

@@ -31,7 +31,7 @@ from scripts.dockerfile import Dockerfile, Image
 ROOT = Path(__file__).resolve().parent.parent
 USER = "10001:10001"
 # Environment variables that are not ours: of the interpreter, the C library, numba, the NVIDIA container runtime.
-FOREIGN_PREFIXES = ("PATH", "PYTHON", "MALLOC_", "NUMBA_", "NVIDIA_")
+FOREIGN_PREFIXES = ("PATH", "PYTHON", "MALLOC_", "NUMBA_", "TRITON_", "NVIDIA_")
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_TOP_PAD_": "67108864"}
 PROFILES = {"cpu", "gpu", "redis"}
 
