@@ -26,6 +26,8 @@ from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc, infer
 from tests.e2e.stack import Answer, Stack, StackConfig, collect, greedy_request, running_stack
 
 _IN_PROCESS_TIMEOUT_S = 600.0
+_REST_S = 2.0
+"""Between a served run and another peer's: the services write new blocks to the store once nothing runs."""
 
 WORKLOADS: tuple[Callable[[], Workload], ...] = (cpu_a, cpu_b, cpu_c)
 
@@ -82,6 +84,7 @@ def measure(figures: Figures, folder: Path, dtype: str, quantization: str, repea
                 cold.append(run_served(stack, workload))
                 again.append(run_served(stack, workload))
                 if peer is not None:
+                    time.sleep(_REST_S)
                     peers.append(peer.run(workload))
             add_runs(figures, workload, name, cold, again)
             if peers:
@@ -101,6 +104,7 @@ def measure_split(figures: Figures, stack: Stack, folder: Path, dtype: str, repe
         for _ in range(repeat):
             flush(stack)
             served_s.append(run_served(stack, workload).total_s)
+            time.sleep(_REST_S)
             engine.flush()
             in_process_s.append(engine.run(workload, _IN_PROCESS_TIMEOUT_S).total_s)
     finally:
