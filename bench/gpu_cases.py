@@ -15,7 +15,7 @@ from bench.serving import Serving
 from bench.workloads import Turns, Workload
 
 _WARM_UP_TOKENS = 40_000
-"""A warm-up of more prompt tokens than these is left out: it would cost more time than it brings."""
+"""A single run of more prompt tokens than these, a quick look, has no warm-up before it."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Bench:
 
     def warm_up(self, workload: Workload) -> None:
         """One run that does not count."""
-        if workload.num_prompt_tokens <= _WARM_UP_TOKENS:
+        if self.repeat > 1 or workload.num_prompt_tokens <= _WARM_UP_TOKENS:
             self._serving.run(workload, self._left_s())
 
     def run(self, workload: Workload, *, flush: bool = True) -> Run:
@@ -208,6 +208,7 @@ def prefill(bench: Bench, batch: int, length: int) -> None:
 def mixed(bench: Bench) -> None:
     """Output tokens a second of many requests of all lengths at once."""
     num_requests, shortest, longest = bench.sizes.mixed
+    bench.warm_up(workloads.mixed(100, num_requests, shortest, longest))
     runs = [bench.run(workloads.mixed(number, num_requests, shortest, longest)) for number in bench.rounds()]
     bench.add("mixed", "output", [run.num_output_tokens / run.total_s for run in runs], "tokens/s")
     if clients := [run.client_cpu for run in runs if run.client_cpu is not None]:
@@ -216,6 +217,7 @@ def mixed(bench: Bench) -> None:
 
 def prefix(bench: Bench) -> None:
     """Seconds of requests that share a long prefix: cold, and the same requests again."""
+    bench.warm_up(workloads.prefix(1, *bench.sizes.prefix))
     cold: list[float] = []
     again: list[float] = []
     for _ in bench.rounds():
