@@ -71,7 +71,9 @@ class Stack:
         """Starts a service under a name; its log goes to the folder."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
-            popen = subprocess.Popen([sys.executable, "-m", *arguments], stdout=output, stderr=output, env=os.environ.copy())
+            # The unit tests of GPU kernels choose Triton's interpreter for their own process.
+            environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+            popen = subprocess.Popen([sys.executable, "-m", *arguments], stdout=output, stderr=output, env=environment)
         self.processes[name] = Process(name, popen, log)
 
     def start_store(self) -> None:
