@@ -27,7 +27,8 @@ from tests.e2e.stack import Answer, Stack, StackConfig, collect, greedy_request,
 
 _IN_PROCESS_TIMEOUT_S = 600.0
 _REST_S = 2.0
-"""Between a served run and another peer's: the services write new blocks to the store once nothing runs."""
+"""After a served run: the services write new blocks to the store once nothing runs, which would slow another peer down, and
+what is written after a flush would make the next run less than cold."""
 
 WORKLOADS: tuple[Callable[[], Workload], ...] = (cpu_a, cpu_b, cpu_c)
 
@@ -57,7 +58,8 @@ def run_served(stack: Stack, workload: Workload) -> ServedRun:
 
 
 def flush(stack: Stack) -> None:
-    """Empties the device's prefix cache and the store."""
+    """Empties the device's prefix cache and the store, once the last run's blocks have been written."""
+    time.sleep(_REST_S)
     with stack.channel() as channel:
         admin = admin_service_pb2_grpc.AdminServiceStub(channel)
         admin.FlushCache(admin_service_pb2.FlushCacheRequest(include_store=True), timeout=30)
