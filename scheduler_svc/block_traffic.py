@@ -3,6 +3,8 @@
 Knows the core's transfers and the store's look-up; never waits in the path of a step. What the store does not give is computed.
 """
 
+import asyncio
+
 from common.degraded import DegradedPaths
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc import convert
@@ -23,6 +25,7 @@ class BlockTraffic:
 
     Attributes:
         num_arriving_tokens: prompt tokens of requests that are being looked up, and so are in no queue yet.
+        no_save_runs: set while no save is under way.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class BlockTraffic:
         self._degraded = degraded
         self._policy = LoadPolicy(info.block_bytes, info.block_size)
         self._num_saves = 0
+        self.no_save_runs = asyncio.Event()
+        self.no_save_runs.set()
         self._saves = SavePolicy(SaveLimits.of(info.num_blocks, copies_compete=info.backend == "cpu"))
 
     async def look_up(self, generation: Generation) -> int:
@@ -84,6 +89,7 @@ class BlockTraffic:
         if plan is None:
             return None
         self._num_saves += 1
+        self.no_save_runs.clear()
         return convert.save_command(plan)
 
     @property
@@ -98,6 +104,8 @@ class BlockTraffic:
         else:
             self._degraded.clear("store_save_failed")
         self._num_saves -= 1
+        if self._num_saves == 0:
+            self.no_save_runs.set()
         self._scheduler.end_save(saved.save_id)
 
     def note_step(self, num_prefill_tokens: int, forward_s: float) -> None:

@@ -130,6 +130,8 @@ class ExecutorDriver:
         finally:
             self._watchdog = None
             self._link = None
+            if self._traffic is not None:
+                self._traffic.no_save_runs.set()  # their ends will not be heard of
             if self._save_timer is not None:
                 self._save_timer.cancel()
                 self._save_timer = None
@@ -198,6 +200,12 @@ class ExecutorDriver:
             is_due = len(self._outstanding) > 0
             loop = asyncio.get_running_loop()
             self._watchdog.reschedule(loop.time() + self._config.step_timeout_s if is_due else None)
+
+    async def saves_end(self) -> None:
+        """Returns when no save is under way in this session, or the session is over."""
+        traffic = self._traffic
+        if self._link is not None and traffic is not None:
+            await traffic.no_save_runs.wait()
 
     # Steps
 

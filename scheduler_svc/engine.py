@@ -199,6 +199,15 @@ class Engine:
         """
         return sum(driver.scheduler.flush_cache() for driver in self.drivers if driver.scheduler is not None)
 
+    async def saves_end(self, timeout_s: float) -> None:
+        """Waits until no block is on its way to the store, but not longer than that."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for driver in self.drivers:
+                    await driver.saves_end()
+        except TimeoutError:
+            self.degraded.note("flush_incomplete", f"blocks were still on their way to the store after {timeout_s:g} s")
+
     def _remove(self, generation: Generation) -> None:
         if self._generations.get(generation.request.request_id) is generation:
             del self._generations[generation.request.request_id]

@@ -19,6 +19,7 @@ from scheduler_svc.engine import Engine
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _MIN_INTERVAL_S = 0.1
+_SAVES_TIMEOUT_S = 5.0
 _DEFAULT_INTERVAL_S = 1.0
 
 
@@ -85,7 +86,12 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     async def FlushCache(self, request: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:  # noqa: N802
         """Forgets cached prefixes that no request uses."""
         num_device_blocks = self._engine.flush_cache()
-        num_store_blocks = await self._store.clear() if request.include_store else 0
+        num_store_blocks = 0
+        if request.include_store:
+            # What is on its way would be in the store after it was cleared.
+            await self._engine.saves_end(_SAVES_TIMEOUT_S)
+            num_device_blocks += self._engine.flush_cache()
+            num_store_blocks = await self._store.clear()
         return pb.FlushCacheResponse(num_device_blocks=num_device_blocks, num_store_blocks=num_store_blocks)
 
     @property

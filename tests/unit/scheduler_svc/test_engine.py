@@ -351,5 +351,51 @@ async def test_blocks_are_saved_when_no_step_runs_any_more() -> None:
         assert [len(save.blocks) for save in saves(link)] == [2]
 
 
+async def test_waiting_for_saves_ends_with_the_last_of_them() -> None:
+    executor, clock = ScriptedExecutor(kv_transport="shm"), ManualClock()
+    async with running(executor, clock=clock) as engine:
+        link = await link_with_a_save(executor, engine, clock)
+        waiting = asyncio.create_task(engine.saves_end(5.0))
+        await settle()
+        assert not waiting.done()
+
+        await link.say(pb.RunSessionResponse(blocks_saved=pb.BlocksSaved(save_id=saves(link)[0].save_id)))
+
+        await asyncio.wait_for(waiting, 1.0)
+        assert not engine.degraded.counts
+
+
+async def test_waiting_for_saves_ends_with_their_session() -> None:
+    executor, clock = ScriptedExecutor(kv_transport="shm"), ManualClock()
+    async with running(executor, clock=clock) as engine:
+        link = await link_with_a_save(executor, engine, clock)
+        waiting = asyncio.create_task(engine.saves_end(5.0))
+        await link.say(None)
+
+        await asyncio.wait_for(waiting, 1.0)
+
+
+async def test_a_save_that_does_not_end_is_not_waited_for_for_ever() -> None:
+    executor, clock = ScriptedExecutor(kv_transport="shm"), ManualClock()
+    async with running(executor, clock=clock) as engine:
+        await link_with_a_save(executor, engine, clock)
+
+        await engine.saves_end(0.01)
+
+        assert engine.degraded.counts["flush_incomplete"] == 1
+
+
+async def link_with_a_save(executor: ScriptedExecutor, engine: Engine, clock: ManualClock) -> ScriptedLink:
+    """A session with one save under way."""
+    await engine.submit(make_request(prompt=range(10), max_tokens=20), RecordedOutput())
+    await settle()
+    link = executor.links[0]
+    await link.answer(link.plans[0], 9)
+    clock.advance(1.0)
+    await link.answer(link.plans[1], 9)
+    assert len(saves(link)) == 1
+    return link
+
+
 def saves(link: ScriptedLink) -> list[pb.SaveBlocks]:
     return [command.save_blocks for command in link.commands if command.HasField("save_blocks")]
