@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.ids import BlockId, SeqId
 from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
@@ -51,6 +52,7 @@ class CudaDevice:
         self.backend, self._tokens, self._draw = _kernels(settings, self.torch_device)
         self.rewrites: Rewrites = rewrite_for_cuda if settings.rewrites else no_rewrites
         self._settings = settings
+        self._degraded = DegradedPaths()
 
     def start(self, model: LoadedModel, phases: Phases, progress: Callable[[str], None]) -> Started:
         """See Device."""
@@ -142,8 +144,10 @@ class CudaDevice:
         try:
             graphs.capture(progress)
         except Exception as error:
-            log.warning("not every step has a CUDA graph: %s", error, exc_info=error)
-            progress(f"only {graphs.num_graphs} steps have CUDA graphs: {str(error).splitlines()[0] if str(error) else error!r}")
+            log.debug("capture failed", exc_info=error)
+            reason = str(error).splitlines()[0] if str(error) else repr(error)
+            self._degraded.note("cuda_graphs_missing", reason)
+            progress(f"only {graphs.num_graphs} steps have CUDA graphs: {reason}")
         runner.graphs = graphs
 
     def _dry_run(self, model: LoadedModel, stream: CudaStream) -> MemoryPlan:
