@@ -26,9 +26,6 @@ from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc, infer
 from tests.e2e.stack import Answer, Stack, StackConfig, collect, greedy_request, running_stack
 
 _IN_PROCESS_TIMEOUT_S = 600.0
-_REST_S = 2.0
-"""After a served run: the services write new blocks to the store once nothing runs, which would slow another peer down, and
-what is written after a flush would make the next run less than cold."""
 
 WORKLOADS: tuple[Callable[[], Workload], ...] = (cpu_a, cpu_b, cpu_c)
 
@@ -58,8 +55,7 @@ def run_served(stack: Stack, workload: Workload) -> ServedRun:
 
 
 def flush(stack: Stack) -> None:
-    """Empties the device's prefix cache and the store, once the last run's blocks have been written."""
-    time.sleep(_REST_S)
+    """Empties the device's prefix cache and the store; nothing is left to be written beside another peer's run."""
     with stack.channel() as channel:
         admin = admin_service_pb2_grpc.AdminServiceStub(channel)
         admin.FlushCache(admin_service_pb2.FlushCacheRequest(include_store=True), timeout=30)
@@ -86,7 +82,7 @@ def measure(figures: Figures, folder: Path, dtype: str, quantization: str, repea
                 cold.append(run_served(stack, workload))
                 again.append(run_served(stack, workload))
                 if peer is not None:
-                    time.sleep(_REST_S)
+                    flush(stack)
                     peers.append(peer.run(workload))
             add_runs(figures, workload, name, cold, again)
             if peers:
@@ -106,7 +102,7 @@ def measure_split(figures: Figures, stack: Stack, folder: Path, dtype: str, repe
         for _ in range(repeat):
             flush(stack)
             served_s.append(run_served(stack, workload).total_s)
-            time.sleep(_REST_S)
+            flush(stack)
             engine.flush()
             in_process_s.append(engine.run(workload, _IN_PROCESS_TIMEOUT_S).total_s)
     finally:
