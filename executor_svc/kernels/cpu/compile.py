@@ -7,7 +7,6 @@ A kernel is `def f(args: int64)`, args the address of 8-byte fields; the first f
 
 import ctypes
 import hashlib
-import logging
 import struct
 import tempfile
 import time
@@ -20,9 +19,10 @@ import numpy as np
 import torch
 from numba import cfunc, njit, types
 
+from common.degraded import DegradedPaths
 from executor_svc.kernels.cpu.vector import atomic_add, call_address, load_i64
 
-log = logging.getLogger(__name__)
+_degraded = DegradedPaths()
 
 FIRST_ARG = 4
 """Index of the first field that is a kernel's own. Before it: three functions of the OpenMP library, and the team's counters."""
@@ -47,7 +47,7 @@ def _use_cache_folder() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        log.warning("cannot write %s (%s): kernels are compiled at every start", folder, error.strerror)
+        _degraded.note("kernel_cache_unwritable", f"{folder}: {error.strerror}")
         folder = Path(tempfile.mkdtemp(prefix="octavo-kernels-"))
     numba.config.CACHE_DIR = str(folder)
 
@@ -165,7 +165,11 @@ class Kernel:
         if Kernel.openmp is None:
             Kernel.openmp = OpenMp()
         start = time.perf_counter()
-        compiled = cfunc(types.void(types.int64), cache=True, error_model="numpy")(self._function)
+        try:
+            compiled = cfunc(types.void(types.int64), cache=True, error_model="numpy")(self._function)
+        except OSError as error:  # a full disk: numba compiles, and fails when it writes
+            _degraded.note("kernel_cache_unwritable", f"{numba.config.CACHE_DIR}: {error.strerror}")
+            compiled = cfunc(types.void(types.int64), error_model="numpy")(self._function)
         self.compile_s = time.perf_counter() - start
         self.from_cache = compiled.cache_hits > 0
         self._address = compiled.address
