@@ -31,7 +31,7 @@ async def serve(settings: ExecutorSettings) -> int:
     worker = await WorkerProcess.start(settings)  # before anything of gRPC exists
     try:
         server = RpcServer(address, security, [SERVICE], max_message_bytes=MAX_MESSAGE_BYTES)
-        servicer = ExecutorServicer(worker)
+        servicer = ExecutorServicer(worker, settings.line_folder)
         executor_service_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
         await server.start(serving=False)
     except BaseException:

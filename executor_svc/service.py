@@ -3,10 +3,13 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc.aio
 
+from common.degraded import DegradedPaths
 from common.errors import Draining, InvalidParameter
+from executor_svc.line_offer import LineOffer
 from executor_svc.worker_process import WorkerProcess, WorkerSession
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.executor.v1 import executor_service_pb2_grpc
@@ -17,10 +20,17 @@ InfoContext = grpc.aio.ServicerContext[pb.GetExecutorInfoRequest, pb.GetExecutor
 
 
 class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
-    """Fences: only the newest session's commands reach the worker."""
+    """Fences: only the newest session's commands reach the worker.
 
-    def __init__(self, worker: WorkerProcess):
+    Args:
+        worker: that computes.
+        line_folder: for the sockets of schedulers on this host; None: the system's temporary folder.
+    """
+
+    def __init__(self, worker: WorkerProcess, line_folder: Path | None = None):
         self._worker = worker
+        self._line_folder = line_folder
+        self._degraded = DegradedPaths()
         self._sessions: set[WorkerSession] = set()
         self._draining = False
 
@@ -39,14 +49,18 @@ class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
         name = f"session {session.number} of scheduler {first.hello.scheduler_id!r} epoch {first.hello.epoch:x}"
         log.info("%s opens", name)
         pump = asyncio.create_task(_pump(request_iterator, session))
+        offer = self._offer_line()
+        line = asyncio.create_task(_hand_over(offer, session)) if offer is not None else None
         try:
             await session.wait_opened()
-            yield pb.RunSessionResponse(ready=self._worker.info())
+            yield pb.RunSessionResponse(ready=self._worker.info(), line=offer.message if offer is not None else None)
             async for event in session.events():
                 yield event
         finally:
             log.info("%s is over", name)
             pump.cancel()
+            if line is not None:
+                line.cancel()
             session.end()
             self._sessions.discard(session)
 
@@ -56,11 +70,27 @@ class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
         """What this executor serves."""
         return pb.GetExecutorInfoResponse(info=self._worker.info(), in_session=self._worker.in_session)
 
+    def _offer_line(self) -> LineOffer | None:
+        """None: there is no place for its socket, and plans travel by gRPC."""
+        try:
+            return LineOffer(self._line_folder)
+        except OSError as error:
+            self._degraded.note("line_unavailable", f"--line-folder {self._line_folder or ''}: {error}")
+            return None
+
     def drain(self) -> None:
         """Takes no more sessions and ends the open one; its scheduler places the requests elsewhere."""
         self._draining = True
         for session in list(self._sessions):
             session.end(Draining("the executor is about to stop"))
+
+
+async def _hand_over(offer: LineOffer, session: WorkerSession) -> None:
+    """Gives the worker the scheduler's line when it connects; the socket's path lives until then, or as long as the session."""
+    try:
+        session.hand_over(await offer.accept())
+    finally:
+        offer.close()
 
 
 async def _pump(requests: AsyncIterator[pb.RunSessionRequest], session: WorkerSession) -> None:

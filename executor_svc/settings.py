@@ -58,6 +58,9 @@ class ExecutorSettings(ServiceSettings):
     )
     max_model_len: int = Field(0, ge=0, description="longest sequence; 0: the model's own limit")
     num_threads: int = Field(0, ge=0, le=1024, description="compute threads; 0: the cores this process may use")
+    line_folder: Path | None = Field(
+        None, description="where a scheduler of this host finds the socket past gRPC; not set: the system's temporary folder"
+    )
     kvstore: str = Field("", description="address of the block store; empty: none")
     kv_transport: Literal["auto", "shm", "inline"] = Field("auto", description="how blocks reach the store")
     kvstore_tls_ca: Path | None = Field(None, description="PEM authority of a block store that is protected by TLS")

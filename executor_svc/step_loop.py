@@ -1,7 +1,8 @@
 """The worker's main thread: commands of one session after the other, in their order. Knows frames, plans and the engine.
 
 It never waits for the scheduler while a plan is queued: the next step starts as soon as the result of the one before is
-written. Loads and saves are handed to the transfer thread and run beside the steps.
+written. Loads and saves are handed to the transfer thread and run beside the steps. Commands and results travel by whichever
+way inbox.py has for the session.
 """
 
 import functools
@@ -10,9 +11,10 @@ import time
 from collections import deque
 
 from common.errors import InvalidParameter
+from common.frames import Frame, FrameKind
 from executor_svc import convert, metrics
 from executor_svc.engine import Engine
-from executor_svc.pipe import Frame, FrameKind, FramePipe
+from executor_svc.inbox import Inbox
 from executor_svc.runner import StepOutcome
 from executor_svc.transfer import LoadDone, SaveDone, TransferThread
 from octavo.executor.v1 import executor_service_pb2 as pb
@@ -23,8 +25,8 @@ log = logging.getLogger(__name__)
 class StepLoop:
     """Carries out the commands of one session after the other, on the main thread."""
 
-    def __init__(self, pipe: FramePipe, engine: Engine):
-        self._pipe = pipe
+    def __init__(self, inbox: Inbox, engine: Engine):
+        self._inbox = inbox
         self._store = engine.store
         self._info = engine.info
         self._runner = engine.runner
@@ -35,7 +37,7 @@ class StepLoop:
     def run(self) -> None:
         """Returns once the front is gone."""
         try:
-            while (frames := self._pipe.receive(wait=not self._commands)) is not None:
+            while (frames := self._inbox.receive(wait=not self._commands)) is not None:
                 for frame in frames:
                     self._accept(frame)
                 if self._commands:
@@ -51,7 +53,8 @@ class StepLoop:
                 self._end_session()
                 self._session = frame.session
                 self._transfers.start_session(frame.session)
-                self._pipe.send(Frame(FrameKind.OPENED, frame.session))
+                self._inbox.begin(frame.session)
+                self._inbox.send_front(Frame(FrameKind.OPENED, frame.session))
             case FrameKind.COMMAND if frame.session == self._session:
                 self._commands.append((time.monotonic(), frame.payload))
             case FrameKind.CLOSE if frame.session == self._session:
@@ -62,6 +65,7 @@ class StepLoop:
     def _end_session(self) -> None:
         self._commands.clear()
         self._runner.reset()
+        self._inbox.end()
         self._session = 0
 
     def _carry_out(self, arrived_at: float, payload: bytes) -> None:
@@ -87,22 +91,22 @@ class StepLoop:
         """Runs on whatever thread the runner reports on."""
         if isinstance(outcome, Exception):
             log.error("the device failed, the worker ends", exc_info=outcome)
-            self._pipe.shut_down()
+            self._inbox.shut_down()
             return
         result = convert.outcome_to_pb(outcome, idle_s=outcome.idle_s)
-        self._pipe.send(Frame(FrameKind.EVENT, session, pb.RunSessionResponse(result=result).SerializeToString()))
+        self._inbox.send(Frame(FrameKind.EVENT, session, pb.RunSessionResponse(result=result).SerializeToString()))
         metrics.observe_step(outcome, outcome.idle_s)
 
     def _fail_session(self, message: str) -> None:
         """The scheduler sent nonsense: its session ends, the process goes on."""
         log.warning("session %d ends: %s", self._session, message)
-        self._pipe.send(Frame(FrameKind.FAILED, self._session, message.encode()))
+        self._inbox.send_front(Frame(FrameKind.FAILED, self._session, message.encode()))
         self._end_session()
 
     def _send_transfer(self, session: int, done: LoadDone | SaveDone) -> None:
         """Runs on the transfer thread."""
-        self._pipe.send(Frame(FrameKind.EVENT, session, convert.transfer_to_pb(done).SerializeToString()))
+        self._inbox.send(Frame(FrameKind.EVENT, session, convert.transfer_to_pb(done).SerializeToString()))
         metrics.observe_transfer(done)
         if self._store is not None and self._store.transport != (self._info.kv_transport, self._info.kv_transport_reason):
             self._info.kv_transport, self._info.kv_transport_reason = self._store.transport
-            self._pipe.send(Frame(FrameKind.READY, payload=self._info.SerializeToString()))
+            self._inbox.send_front(Frame(FrameKind.READY, payload=self._info.SerializeToString()))

@@ -1,4 +1,4 @@
-"""The process that owns model, pool and step loop: python -m executor_svc.worker <fd of the pipe>.
+"""The process that owns model, pool and step loop: python -m executor_svc.worker <pipe> <lines>, two descriptors.
 
 Knows how such a process starts and ends. Does not know gRPC. The front starts it and is its only user; when the pipe ends,
 the worker ends.
@@ -15,9 +15,9 @@ import sys
 import time
 
 from common.errors import StartupError
+from common.frames import Frame, FrameKind, FramePipe
 from common.logs import setup_logging
 from executor_svc.model.prepare import prepare_model
-from executor_svc.pipe import Frame, FrameKind, FramePipe
 from executor_svc.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
@@ -29,14 +29,14 @@ def _die_with_the_front() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(fd: int) -> int:
-    """Serves the front at the other end of fd; returns the exit status."""
+def main(pipe_fd: int, lines_fd: int) -> int:
+    """Serves the front at the other end of the pipe; returns the exit status."""
     # The front alone decides when the worker ends: a Ctrl-C reaches both, and the front wants the last results.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_the_front()
     faulthandler.enable()
-    pipe = FramePipe(socket.socket(fileno=fd))
+    pipe = FramePipe(socket.socket(fileno=pipe_fd))
     frames = pipe.receive(wait=True)
     if frames is None:
         return 0
@@ -52,6 +52,7 @@ def main(fd: int) -> int:
         prepared = time.monotonic()
         # torch takes seconds to import: until here, a name that does not exist costs none.
         from executor_svc.engine import build_engine
+        from executor_svc.inbox import Inbox
         from executor_svc.metrics import serve_metrics
         from executor_svc.step_loop import StepLoop
 
@@ -68,12 +69,12 @@ def main(fd: int) -> int:
     gc.collect()
     gc.freeze()
     pipe.send(Frame(FrameKind.READY, payload=engine.info.SerializeToString()))
-    StepLoop(pipe, engine).run()
+    StepLoop(Inbox(pipe, socket.socket(fileno=lines_fd)), engine).run()
     return 0
 
 
 if __name__ == "__main__":
-    status = main(int(sys.argv[1]))
+    status = main(int(sys.argv[1]), int(sys.argv[2]))
     logging.shutdown()
     # Threads of the store's client and of compute libraries must not hold the end up.
     os._exit(status)

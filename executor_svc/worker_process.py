@@ -14,8 +14,9 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 
 from common.errors import ExecutorLost, InvalidParameter, ModelLoading, OctavoError, SlowConsumer, StaleEpoch, StartupError
+from common.frames import Frame, FrameKind, read_frame
 from executor_svc.cpu_cores import usable_cores
-from executor_svc.pipe import Frame, FrameKind, read_frame
+from executor_svc.inbox import LINE_MESSAGE
 from executor_svc.settings import ExecutorSettings
 from octavo.executor.v1 import executor_service_pb2 as pb
 
@@ -67,6 +68,12 @@ class WorkerSession:
         if self._error is not None:
             raise self._error
 
+    def hand_over(self, line: socket.socket) -> None:
+        """Gives the scheduler's line to the worker; a session that is over gives none."""
+        with line:
+            if not self._ended:
+                self._worker.hand_over(self.number, line)
+
     def receive(self, frame: Frame) -> None:
         """Takes in what the worker says of this session."""
         match frame.kind:
@@ -101,8 +108,15 @@ class WorkerProcess:
         died: set once the worker is gone, whatever the reason.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        lines: socket.socket,
+    ):
         self._process = process
+        self._lines = lines
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count(1)
@@ -119,18 +133,22 @@ class WorkerProcess:
 
         Args:
             settings: handed to the worker.
-            command: to run; the number of the pipe's file descriptor is added.
+            command: to run; the descriptors of the pipe and of the socket for lines are added.
         """
         ours, theirs = socket.socketpair()
+        lines, their_lines = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        lines.setblocking(False)
+        descriptors = [theirs.fileno(), their_lines.fileno()]
         process = await asyncio.create_subprocess_exec(
             *command,
-            str(theirs.fileno()),
-            pass_fds=[theirs.fileno()],
+            *map(str, descriptors),
+            pass_fds=descriptors,
             env=worker_environment(settings),
         )
         theirs.close()
+        their_lines.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 22)
-        worker = cls(process, reader, writer)
+        worker = cls(process, reader, writer, lines)
         await worker.send(Frame(FrameKind.SETTINGS, payload=settings.to_json()))
         return worker
 
@@ -183,10 +201,18 @@ class WorkerProcess:
         except ConnectionError:
             log.debug("frame %s was not read by the worker", frame.kind.name)
 
+    def hand_over(self, session: int, line: socket.socket) -> None:
+        """Gives the worker a copy of the socket by which the session's scheduler reaches it."""
+        try:
+            socket.send_fds(self._lines, [LINE_MESSAGE.pack(session)], [line.fileno()])
+        except OSError as error:  # the worker is gone, or takes nothing: the scheduler goes on without a line
+            log.warning("session %d gets no line: %s", session, error)
+
     async def stop(self, timeout_s: float) -> None:
         """Ends the worker: after its running step, but at once while it loads or when the step takes longer than timeout_s."""
         self._stopping = True
         self._writer.close()
+        self._lines.close()
         if not self.ready.done() and self._process.returncode is None:
             self._process.kill()
         try:
@@ -234,9 +260,9 @@ def worker_environment(settings: ExecutorSettings) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
         "MALLOC_TOP_PAD_": str(64 << 20),
-        # A waiting thread spins for about 0.1 ms, longer than the gap between two kernels of a step, then sleeps: sleeping at
-        # once costs a fifth of a decode step, spinning on takes the cores from the front, the scheduler and its clients.
-        "GOMP_SPINCOUNT": "20000",
+        # A waiting thread spins for about 0.5 ms, longer than the gap between two kernels of a step and than most of what the
+        # front, the scheduler and its clients take a core for, then sleeps: sleeping at once costs a fifth of a decode step.
+        "GOMP_SPINCOUNT": "100000",
         # Nothing is ever asked of a hub while a model is served.
         "USE_HUB_KERNELS": "NO",
         "TOKENIZERS_PARALLELISM": "false",

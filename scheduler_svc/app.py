@@ -71,9 +71,10 @@ def engine_config(settings: SchedulerSettings) -> EngineConfig:
     )
 
 
-def _connectors(settings: SchedulerSettings) -> list[ExecutorConnector]:
+def _connectors(settings: SchedulerSettings, degraded: DegradedPaths) -> list[ExecutorConnector]:
     security = ChannelSecurity(tls_ca=settings.executor_tls_ca, token=settings.executor_token.get_secret_value())
-    return [GrpcExecutor(Address.parse(text), security) for text in settings.executors]
+    noted = degraded if settings.executor_transport == "auto" else None
+    return [GrpcExecutor(Address.parse(text), security, noted) for text in settings.executors]
 
 
 def _store(settings: SchedulerSettings, degraded: DegradedPaths) -> BlockStoreLookup:
@@ -102,7 +103,7 @@ async def running_app(settings: SchedulerSettings, connectors: Sequence[Executor
     clock = MonotonicClock()
     store = _store(settings, degraded)
     engine = Engine(
-        _connectors(settings) if connectors is None else connectors, engine_config(settings), clock, store, degraded,
+        _connectors(settings, degraded) if connectors is None else connectors, engine_config(settings), clock, store, degraded,
         model_name=model_name, observe=metrics.observe,
     )  # fmt: skip
     metrics.engine = engine

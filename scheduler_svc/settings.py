@@ -1,6 +1,7 @@
 """Settings of scheduler_svc. Knows names, ranges and defaults; starts nothing."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -20,6 +21,9 @@ class SchedulerSettings(ServiceSettings):
     executor_tls_ca: Path | None = Field(None, description="PEM file; set: executors are reached by TLS of this authority")
     kvstore_token: SecretStr = Field(SecretStr(""), description="bearer token that the block store asks for; empty: none")
     kvstore_tls_ca: Path | None = Field(None, description="PEM file; set: the block store is reached by TLS of this authority")
+    executor_transport: Literal["auto", "grpc"] = Field(
+        "auto", description="how plans reach executors; auto: by a socket of their own where both are on one host"
+    )
     model: Path | None = Field(None, description="prepared model folder: tokenizer and chat template; not set: token ids only")
     model_name: str = Field("", description="models/{name} that clients ask for; empty: what the executors call it")
 

@@ -1,7 +1,8 @@
 """The line to one executor: commands go out, events come in. Knows the session's opening; not what a plan means.
 
-The engine sees ExecutorConnector and ExecutorLink only. GrpcExecutor talks to an executor_svc; LocalExecutor runs a function
-in a thread of this process, so that a benchmark can measure the engine without the wire.
+The engine sees ExecutorConnector and ExecutorLink only. GrpcExecutor talks to an executor_svc, over gRPC and past it where both
+are on one host (executor_line.py); LocalExecutor runs a function in a thread of this process, so that a benchmark can measure
+the engine without the wire.
 """
 
 import asyncio
@@ -12,12 +13,15 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from common.degraded import DegradedPaths
 from common.errors import Unavailable
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity, aio_channel
 from common.rpc.status import from_rpc_error
+from common.shm.host import host_id
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.executor.v1 import executor_service_pb2_grpc as pb_grpc
+from scheduler_svc.clients.executor_line import LineLink, open_line
 
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -63,14 +67,21 @@ class ExecutorConnector(Protocol):
 
 
 class GrpcExecutor:
-    """An executor_svc process."""
+    """An executor_svc process.
 
-    def __init__(self, address: Address, security: ChannelSecurity | None = None):
+    Args:
+        address: of its gRPC server.
+        security: what it asks for.
+        degraded: notes when a line on this host cannot be used; None: no line is tried.
+    """
+
+    def __init__(self, address: Address, security: ChannelSecurity | None = None, degraded: DegradedPaths | None = None):
         self.address = address.target
         self._address = address
         self._security = security
+        self._degraded = degraded
 
-    async def connect(self, hello: pb.Hello) -> "GrpcLink":
+    async def connect(self, hello: pb.Hello) -> ExecutorLink:
         """See ExecutorConnector."""
         channel = aio_channel(self._address, self._security)
         try:
@@ -90,7 +101,22 @@ class GrpcExecutor:
                     raise Unavailable(f"executor {self.address}: no answer within {_CONNECT_TIMEOUT_S:.0f} s") from error
                 case _:
                     raise
-        return GrpcLink(channel, call, first.ready)
+        return await self._with_line(GrpcLink(channel, call, first.ready), first.line)
+
+    async def _with_line(self, link: "GrpcLink", offer: pb.LocalLine) -> ExecutorLink:
+        """The same session by a line, if one is offered on this host and can be used."""
+        if self._degraded is None or offer.host_id != host_id():
+            return link
+        try:
+            line = await open_line(offer.socket_path)
+        except Unavailable as error:
+            self._degraded.note("executor_line_unavailable", f"executor {self.address}: {error.message}")
+            return link
+        except BaseException:
+            await link.close()
+            raise
+        self._degraded.clear("executor_line_unavailable")
+        return LineLink(link, line)
 
 
 class GrpcLink:

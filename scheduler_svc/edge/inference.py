@@ -113,15 +113,14 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             OctavoError: the request failed.
         """
         with_token_ids = self._with_token_ids(message)
-        share = stream_phase(next(self._stream_numbers))
+        gather_s, share = 0.0, stream_phase(next(self._stream_numbers))
         while True:
-            deltas = await output.read()
+            deltas = await output.read(gather_s)
             is_last = output.is_read
             yield answers.stream_message(generation, deltas, with_token_ids=with_token_ids, is_last=is_last)
             if is_last:
                 return
-            await output.pause(share * message_interval_s(self._engine.num_open_requests))
-            share = 1.0
+            gather_s, share = share * message_interval_s(self._engine.num_open_requests), 1.0
 
     def _with_token_ids(self, message: pb.GenerateRequest) -> bool:
         return message.output.return_token_ids or self._text.tokenizer is None

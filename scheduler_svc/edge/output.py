@@ -5,7 +5,6 @@ bound; beyond it the request ends with SlowConsumer.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,8 @@ from scheduler_svc.text.sample_text import SampleText
 
 MAX_PENDING_TOKENS = 4096
 MAX_PENDING_TEXT = 256 << 10
+MAX_LATE_S = 0.1
+"""How much longer than asked for news may gather while no more come."""
 
 
 @dataclass(slots=True)
@@ -53,7 +54,8 @@ class RequestOutput:
         self._num_pending_tokens = 0
         self._num_pending_text = 0
         self._news = asyncio.Event()
-        self._over = asyncio.Event()
+        self._gather_until_s = 0.0
+        self._late: asyncio.TimerHandle | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -108,34 +110,35 @@ class RequestOutput:
             self._error = SlowConsumer(
                 f"the reader is more than {MAX_PENDING_TOKENS} tokens or {MAX_PENDING_TEXT} characters behind"
             )
-        if self.is_over:
-            self._over.set()
         if self._is_bounded or self.is_over:
-            self._news.set()
+            self._tell()
 
     def fail(self, error: OctavoError) -> None:
         """Ends the request; what is pending can still be read."""
         if not self.is_over:
             self._error = error
-            self._over.set()
-            self._news.set()
+            self._tell()
 
-    async def pause(self, seconds: float) -> None:
-        """Lets news gather; a request that is over waits for none, so that its end is not held up."""
-        if seconds <= 0:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._over.wait()
-
-    async def read(self) -> list[SampleDelta]:
+    async def read(self, gather_s: float = 0.0) -> list[SampleDelta]:
         """Waits for news and takes all of them, in order of index. After the last ones is_over is True and nothing is left.
+
+        Args:
+            gather_s: news gather for so long. Then the next ones take them along: whoever writes their messages is awake
+                anyway, and those of one step go out together. The end of a request gathers nothing.
 
         Raises:
             OctavoError: the request failed, and everything before has been read.
         """
+        if gather_s > 0 and not self.is_over:
+            self._gather_until_s = asyncio.get_running_loop().time() + gather_s
+            if self._news.is_set():
+                self._news.clear()
+                self._tell()
         await self._news.wait()
         self._news.clear()
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         if self.is_over:
             self._news.set()
         deltas = [self._pending[index] for index in sorted(self._pending)]
@@ -144,6 +147,17 @@ class RequestOutput:
         if not deltas and self._error is not None:
             raise self._error
         return deltas
+
+    def _tell(self) -> None:
+        """Wakes the reader, now or when enough has gathered."""
+        if self.is_over or not self._gather_until_s:
+            self._news.set()
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._gather_until_s:
+            self._news.set()
+        elif self._late is None:
+            self._late = loop.call_at(self._gather_until_s + MAX_LATE_S, self._news.set)
 
     @property
     def is_read(self) -> bool:

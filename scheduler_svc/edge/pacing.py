@@ -3,7 +3,7 @@
 A message costs client and server about 0.25 ms of CPU together, so a message per token and stream would take a core from
 the model: many streams share a budget of messages, and what is new meanwhile goes out together. A single stream gets every
 token by itself. Streams that began together are spread over the interval, or all their messages would go out in one burst, with
-no step looked after meanwhile. No reader waits longer than MAX_INTERVAL_S, five messages a second: faster than people read.
+no step looked after meanwhile. No reader waits much longer than MAX_INTERVAL_S, five messages a second: faster than people read.
 """
 
 MESSAGES_PER_S = 100

@@ -69,9 +69,10 @@ def test_matches_transformers_one_by_one_cold_then_warm_then_from_the_store(
         assert from_store > 0.5 * sum(len(p) for p in prompts), "most prompt tokens should have come from the store"
 
 
-def test_matches_transformers_all_at_once(model_folder: Path, prompts: Tokens, expected: Tokens) -> None:
-    """(b) all at once; and (d) all at once again, warm."""
-    with running_stack(StackConfig(model_folder)) as stack:
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_matches_transformers_all_at_once(model_folder: Path, prompts: Tokens, expected: Tokens, transport: str) -> None:
+    """(b) all at once; and (d) all at once again, warm; with plans by the line and by gRPC."""
+    with running_stack(StackConfig(model_folder, scheduler_flags=("--executor-transport", transport))) as stack:
         check(ask_all_at_once(stack, prompts, expected), expected)
         check(ask_all_at_once(stack, prompts, expected), expected)
 

@@ -65,6 +65,7 @@ class RunSessionResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     BLOCKS_LOADED_FIELD_NUMBER: _builtins.int
     BLOCKS_SAVED_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___ExecutorInfo: ...
     @_builtins.property
@@ -73,6 +74,10 @@ class RunSessionResponse(_message.Message):
     def blocks_loaded(self) -> Global___BlocksLoaded: ...
     @_builtins.property
     def blocks_saved(self) -> Global___BlocksSaved: ...
+    @_builtins.property
+    def line(self) -> Global___LocalLine:
+        """Beside ready, if there is one: a scheduler on the same host may send its commands by it, and hears all events there."""
+
     def __init__(
         self,
         *,
@@ -80,16 +85,44 @@ class RunSessionResponse(_message.Message):
         result: Global___StepResult | None = ...,
         blocks_loaded: Global___BlocksLoaded | None = ...,
         blocks_saved: Global___BlocksSaved | None = ...,
+        line: Global___LocalLine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_loaded", b"blocks_loaded", "blocks_saved", b"blocks_saved", "event", b"event", "ready", b"ready", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_loaded", b"blocks_loaded", "blocks_saved", b"blocks_saved", "event", b"event", "line", b"line", "ready", b"ready", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_loaded", b"blocks_loaded", "blocks_saved", b"blocks_saved", "event", b"event", "ready", b"ready", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_loaded", b"blocks_loaded", "blocks_saved", b"blocks_saved", "event", b"event", "line", b"line", "ready", b"ready", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "result", "blocks_loaded", "blocks_saved"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___RunSessionResponse: _TypeAlias = RunSessionResponse  # noqa: Y015
+
+@_typing.final
+class LocalLine(_message.Message):
+    """A Unix socket that leads past the gRPC front to the process that computes. Good for one connection of this session;
+    common/frames.py has the bytes. The stream stays open beside it: its end is still the end of the session.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    SOCKET_PATH_FIELD_NUMBER: _builtins.int
+    host_id: _builtins.str
+    """Of the kernel's boot: another host need not try."""
+    socket_path: _builtins.str
+    def __init__(
+        self,
+        *,
+        host_id: _builtins.str = ...,
+        socket_path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "socket_path", b"socket_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocalLine: _TypeAlias = LocalLine  # noqa: Y015
 
 @_typing.final
 class GetExecutorInfoRequest(_message.Message):

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from common.degraded import DegradedPaths
 from common.errors import (
     Draining,
     ExecutorLost,
@@ -30,6 +31,8 @@ from executor_svc.settings import ExecutorSettings
 from executor_svc.worker_process import WorkerProcess
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.executor.v1 import executor_service_pb2_grpc
+from scheduler_svc.clients.executor import ExecutorLink, GrpcExecutor, GrpcLink
+from scheduler_svc.clients.executor_line import LineLink
 from tests.integration.executor_svc.fake_worker import FATAL_STEP, INFO, MUTE_STEP, NONSENSE_STEP
 
 FAKE_WORKER = (sys.executable, "-m", "tests.integration.executor_svc.fake_worker")
@@ -81,23 +84,24 @@ class FakeScheduler:
 class Front:
     """A front with a fake worker behind it."""
 
-    def __init__(self, worker: WorkerProcess, servicer: ExecutorServicer, channel: grpc.aio.Channel):
+    def __init__(self, worker: WorkerProcess, servicer: ExecutorServicer, channel: grpc.aio.Channel, address: Address):
         self.worker = worker
+        self.address = address
         self.servicer = servicer
         self.stub: executor_service_pb2_grpc.ExecutorServiceAsyncStub = executor_service_pb2_grpc.ExecutorServiceStub(channel)
 
 
 @asynccontextmanager
-async def running_front(folder: Path, model: str = "ready") -> AsyncIterator[Front]:
+async def running_front(folder: Path, model: str = "ready", line_folder: Path | None = None) -> AsyncIterator[Front]:
     worker = await WorkerProcess.start(ExecutorSettings(model=model), FAKE_WORKER)
     server = RpcServer(Address.parse(f"unix:{folder}/front.sock"), ServerSecurity(), [SERVICE])
-    servicer = ExecutorServicer(worker)
+    servicer = ExecutorServicer(worker, line_folder)
     executor_service_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     if model == "ready":
         await worker.ready
     async with aio_channel(server.address) as channel:
-        yield Front(worker, servicer, channel)
+        yield Front(worker, servicer, channel, server.address)
     await server.stop(0.0)
     await worker.stop(5.0)
 
@@ -235,3 +239,80 @@ async def test_a_worker_that_refuses_says_why() -> None:
     with pytest.raises(StartupError, match="model refused: it is a fake"):
         await worker.ready
     await worker.stop(5.0)
+
+
+# By a line past the front
+
+
+async def line_to(front: Front) -> ExecutorLink:
+    executor = GrpcExecutor(front.address, degraded=DegradedPaths())
+    return await executor.connect(pb.Hello(scheduler_id="line", epoch=2))
+
+
+def plan(step_id: int) -> pb.RunSessionRequest:
+    return pb.RunSessionRequest(plan=pb.StepPlan(step_id=step_id))
+
+
+async def test_a_scheduler_on_this_host_gets_a_line_that_answers_plans_in_order(front: Front) -> None:
+    link = await line_to(front)
+    assert isinstance(link, LineLink) and link.info == INFO
+    for step_id in (1, 2, 3):
+        link.send(plan(step_id))
+    events = link.events()
+    assert [(await anext(events)).result.step_id for _ in range(3)] == [1, 2, 3]
+    await events.aclose()  # type: ignore[attr-defined]
+    await link.close()
+    # The next scheduler has a line of its own.
+    link = await line_to(front)
+    link.send(plan(1))
+    events = link.events()
+    assert (await anext(events)).result.sampled[0].token_id == 2, "the answer is of the second session"
+    await events.aclose()  # type: ignore[attr-defined]
+    await link.close()
+
+
+async def test_without_a_place_for_the_line_plans_travel_by_grpc(tmp_path: Path) -> None:
+    async with running_front(tmp_path, line_folder=tmp_path / "missing") as front:
+        link = await line_to(front)
+        assert isinstance(link, GrpcLink)
+        link.send(plan(1))
+        events = link.events()
+        assert (await anext(events)).result.step_id == 1
+        await events.aclose()  # type: ignore[attr-defined]
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    ("step_id", "error"), [(FATAL_STEP, ExecutorLost), (NONSENSE_STEP, InvalidParameter)], ids=["died", "nonsense"]
+)
+async def test_the_stream_says_why_a_line_ended(front: Front, step_id: int, error: type[OctavoError]) -> None:
+    link = await line_to(front)
+    link.send(plan(step_id))
+    with pytest.raises(error):
+        async for _ in link.events():
+            pass
+    await link.close()
+
+
+async def test_a_newer_session_takes_the_line_away(front: Front) -> None:
+    old = await line_to(front)
+    new = await line_to(front)
+    old.send(plan(1))
+    with pytest.raises(StaleEpoch):
+        async for _ in old.events():
+            pass
+    new.send(plan(1))
+    events = new.events()
+    assert (await anext(events)).result.sampled[0].token_id == 2
+    await events.aclose()  # type: ignore[attr-defined]
+    await old.close()
+    await new.close()
+
+
+async def test_draining_ends_a_line(front: Front) -> None:
+    link = await line_to(front)
+    front.servicer.drain()
+    with pytest.raises(Draining):
+        async for _ in link.events():
+            pass
+    await link.close()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from common.frames import Frame, FrameKind, FramePipe
 from executor_svc.engine import Engine
-from executor_svc.pipe import Frame, FrameKind, FramePipe
+from executor_svc.inbox import Inbox
 from executor_svc.step_loop import StepLoop
 from octavo.executor.v1 import executor_service_pb2 as pb
 from tests.unit.executor_svc.cuda.host_queue import HostQueue, queued
@@ -54,7 +55,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def front(engine: Engine) -> Iterator[FakeFront]:
     ours, theirs = socket.socketpair()
     engine.runner.reset()
-    loop = threading.Thread(target=StepLoop(FramePipe(theirs), engine).run)
+    loop = threading.Thread(target=StepLoop(Inbox(FramePipe(theirs)), engine).run)
     loop.start()
     with theirs:
         with ours:
@@ -141,7 +142,7 @@ def test_a_lost_device_ends_the_worker(tmp_path: Path) -> None:
     queue = HostQueue()
     engine = queued(make_engine(tmp_path), queue)
     ours, theirs = socket.socketpair()
-    loop = threading.Thread(target=StepLoop(FramePipe(theirs), engine).run)
+    loop = threading.Thread(target=StepLoop(Inbox(FramePipe(theirs)), engine).run)
     loop.start()
     with ours, theirs:
         front = FakeFront(ours)

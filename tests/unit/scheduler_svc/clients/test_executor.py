@@ -5,9 +5,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from common.degraded import DegradedPaths
 from common.errors import OctavoError, StaleEpoch, Unavailable
 from common.rpc.address import Address
 from common.rpc.interceptors import ErrorInterceptor
+from common.shm.host import host_id
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from scheduler_svc.clients.executor import GrpcExecutor, LocalExecutor
@@ -41,12 +43,12 @@ class Servicer(pb_grpc.ExecutorServiceServicer):
         return pb.GetExecutorInfoResponse(info=INFO)
 
 
-async def served(folder: Path, servicer: Servicer) -> tuple[grpc.aio.Server, GrpcExecutor]:
+async def served(folder: Path, servicer: Servicer, degraded: DegradedPaths | None = None) -> tuple[grpc.aio.Server, GrpcExecutor]:
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
     pb_grpc.add_ExecutorServiceServicer_to_server(servicer, server)
     server.add_insecure_port(f"unix:{folder}/executor.sock")
     await server.start()
-    return server, GrpcExecutor(Address.parse(f"unix:{folder}/executor.sock"))
+    return server, GrpcExecutor(Address.parse(f"unix:{folder}/executor.sock"), degraded=degraded)
 
 
 async def test_a_session_opens_with_what_the_executor_serves(tmp_path: Path) -> None:
@@ -57,6 +59,21 @@ async def test_a_session_opens_with_what_the_executor_serves(tmp_path: Path) -> 
         link.send(pb.RunSessionRequest(plan=pb.StepPlan(step_id=step_id)))
     events = link.events()
     assert [(await anext(events)).result.step_id for _ in range(2)] == [1, 2]
+    await link.close()
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_without_a_way_by_the_line_the_session_goes_by_grpc(tmp_path: Path, is_here: bool) -> None:
+    """Another host's line is not tried; one of this host that leads nowhere is a degraded path."""
+    line = pb.LocalLine(host_id=host_id() if is_here else "another", socket_path=f"{tmp_path}/nobody")
+    degraded = DegradedPaths()
+    server, executor = await served(tmp_path, Servicer(first=pb.RunSessionResponse(ready=INFO, line=line)), degraded)
+    link = await executor.connect(HELLO)
+    assert degraded.counts["executor_line_unavailable"] == is_here
+    link.send(pb.RunSessionRequest(plan=pb.StepPlan(step_id=1)))
+    events = link.events()
+    assert (await anext(events)).result.step_id == 1
     await link.close()
     await server.stop(None)
 

@@ -52,20 +52,34 @@ async def test_news_are_merged_while_nobody_reads() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_pause_ends_with_the_request(fails: bool) -> None:
+@pytest.mark.parametrize("early", [False, True])
+async def test_the_end_of_a_request_gathers_nothing(fails: bool, early: bool) -> None:
     out = output()
-    out.push(update(TOKENIZER.encode("a")), [])
-    await out.pause(0)  # goes on
-    assert not out.is_over
-    pause = asyncio.create_task(out.pause(3600))
+    if early:  # there before the reader asked
+        out.push(update(TOKENIZER.encode("a")), [])
+    reading = asyncio.create_task(out.read(gather_s=3600))
     await asyncio.sleep(0)
-    assert not pause.done()
+    if not early:
+        out.push(update(TOKENIZER.encode("a")), [])
+        await asyncio.sleep(0)
+    assert not reading.done()
     if fails:
         out.fail(Cancelled("enough"))
     else:
         out.push(update([], finish=FinishReason.LENGTH), [])
-    await pause
-    await out.pause(3600)
+    assert text(await reading) == "a"
+    assert out.is_over
+    if not fails:
+        assert await out.read(gather_s=3600) == []
+
+
+async def test_what_has_gathered_goes_out_by_itself_when_nothing_more_comes() -> None:
+    out = output()
+    reading = asyncio.create_task(out.read(gather_s=0.001))
+    await asyncio.sleep(0)
+    for piece in "ab":
+        out.push(update(TOKENIZER.encode(piece)), [])
+    assert text(await reading) == "ab"
 
 
 @given(reads=st.lists(st.booleans(), min_size=30, max_size=30), content=st.text(min_size=1, max_size=10))

@@ -5,7 +5,7 @@ import socket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_svc.pipe import Frame, FrameKind, FramePipe
+from common.frames import Frame, FrameKind, FramePipe
 
 FRAMES = st.lists(
     st.builds(Frame, st.sampled_from(FrameKind), st.integers(0, 2**32 - 1), st.binary(max_size=300)), min_size=1, max_size=6

@@ -1,8 +1,9 @@
-"""Frames between the gRPC front and its worker over a socket pair. Knows lengths and kinds, not what a frame says.
+"""Frames between processes of one host over a stream socket. Knows lengths and kinds, not what a frame says.
 
     u32 number of payload bytes | u8 kind | u32 session | payload           little endian
 
-Bytes of gRPC messages pass through unread. The end of the stream is how either side learns that the other is gone.
+The executor's gRPC front and its worker talk by a socket pair; a scheduler on the same host reaches the worker by a line of
+its own. Bytes of gRPC messages pass through unread. The end of the stream is how either side learns that the other is gone.
 """
 
 import asyncio
@@ -17,7 +18,10 @@ _HEADER = struct.Struct("<IBI")
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is. To the worker: SETTINGS once, then OPEN, COMMAND, CLOSE. To the front: the others."""
+    """What a frame is. To the worker: SETTINGS once, then OPEN, COMMAND, CLOSE. To the front: the others.
+
+    On a line: OPENED once, then COMMAND to the worker and EVENT from it.
+    """
 
     SETTINGS = 1  # JSON of ExecutorSettings
     OPEN = 2  # a session starts: drop everything of the one before
@@ -44,8 +48,22 @@ class Frame:
         return _HEADER.pack(len(self.payload), self.kind, self.session) + self.payload
 
 
+def pop_frames(received: bytearray) -> list[Frame]:
+    """Takes the whole frames off the front of what was received."""
+    frames, start = [], 0
+    while len(received) - start >= _HEADER.size:
+        length, kind, session = _HEADER.unpack_from(received, start)
+        end = start + _HEADER.size + length
+        if end > len(received):
+            break
+        frames.append(Frame(FrameKind(kind), session, bytes(received[start + _HEADER.size : end])))
+        start = end
+    del received[:start]
+    return frames
+
+
 class FramePipe:
-    """The worker's end: reads on one thread, writes from any."""
+    """One end that reads on one thread and writes from any."""
 
     def __init__(self, connection: socket.socket):
         self._socket = connection
@@ -62,6 +80,16 @@ class FramePipe:
         with self._write_lock:
             self._socket.sendall(frame.encode())
 
+    def fileno(self) -> int:
+        """Of the socket, to wait for it together with others."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Gives the socket back, not in the middle of a frame; whoever sends later gets an OSError."""
+        self.shut_down()
+        with self._write_lock:
+            self._socket.close()
+
     def shut_down(self) -> None:
         """Ends the stream in both directions; a receive that waits returns."""
         with contextlib.suppress(OSError):  # the front was faster
@@ -76,7 +104,7 @@ class FramePipe:
         Returns:
             Frames in order, none at all if wait is False and nothing came; None once the front is gone and all is received.
         """
-        frames = self._pop_frames()
+        frames = pop_frames(self._received)
         while not self._at_end:
             try:
                 data = self._socket.recv(1 << 20, 0 if wait and not frames else socket.MSG_DONTWAIT)
@@ -86,24 +114,12 @@ class FramePipe:
                 data = b""
             self._at_end = not data
             self._received += data
-            frames += self._pop_frames()
+            frames += pop_frames(self._received)
         return frames or None
-
-    def _pop_frames(self) -> list[Frame]:
-        frames, start = [], 0
-        while len(self._received) - start >= _HEADER.size:
-            length, kind, session = _HEADER.unpack_from(self._received, start)
-            end = start + _HEADER.size + length
-            if end > len(self._received):
-                break
-            frames.append(Frame(FrameKind(kind), session, bytes(self._received[start + _HEADER.size : end])))
-            start = end
-        del self._received[:start]
-        return frames
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """The front's end: the next frame; None once the worker is gone."""
+    """The next frame; None once the other end is gone."""
     try:
         length, kind, session = _HEADER.unpack(await reader.readexactly(_HEADER.size))
         return Frame(FrameKind(kind), session, await reader.readexactly(length))
