@@ -88,7 +88,7 @@ def measure(figures: Figures, folder: Path, dtype: str, quantization: str, repea
             if peers:
                 add_peer_runs(figures, workload, f"transformers {dtype}", peers)
         if peer is not None:
-            measure_split(figures, stack, folder, dtype, 2 * repeat + 1, num_threads)
+            measure_split(figures, stack, folder, dtype, 4 * repeat + 1, num_threads)
         return most_likely_tokens(stack)
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from common.block_hash import kv_fingerprint
+from common.cpu_cores import usable_cores
 from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.model_spec import folder_name, public_name
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity
 from executor_svc.clients.kvstore import BlockStoreClient
-from executor_svc.cpu_cores import usable_cores
 from executor_svc.device import Device, Phases, Pool
 from executor_svc.model.load import LoadedModel, load_model
 from executor_svc.runner import StepRunner

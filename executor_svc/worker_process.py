@@ -13,9 +13,9 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 
+from common.cpu_cores import usable_cores
 from common.errors import ExecutorLost, InvalidParameter, ModelLoading, OctavoError, SlowConsumer, StaleEpoch, StartupError
 from common.frames import Frame, FrameKind, read_frame
-from executor_svc.cpu_cores import usable_cores
 from executor_svc.inbox import LINE_MESSAGE
 from executor_svc.settings import ExecutorSettings
 from octavo.executor.v1 import executor_service_pb2 as pb

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from prometheus_client import start_http_server
 
 from common.clock import MonotonicClock
+from common.cpu_cores import usable_cores
 from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.model_spec import public_name
@@ -19,6 +20,7 @@ from scheduler_svc.clients.kvstore import BlockStoreLookup
 from scheduler_svc.edge.admin import AdminServicer
 from scheduler_svc.edge.inference import InferenceServicer
 from scheduler_svc.edge.models import ModelServicer
+from scheduler_svc.edge.pacing import Pacing
 from scheduler_svc.edge.preparation import Preparation
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
@@ -110,7 +112,8 @@ async def running_app(settings: SchedulerSettings, connectors: Sequence[Executor
     preparation = Preparation(text, clock, settings.cache_salt.get_secret_value())
     server = RpcServer(address, security, SERVICES, max_message_bytes=settings.max_message_bytes, admin_services=(ADMIN,))
     admin = AdminServicer(engine, store, settings.shown(), settings.kvstore)
-    add_servicers(server, InferenceServicer(engine, text, preparation), ModelServicer(engine, text, model_name), admin)
+    inference = InferenceServicer(engine, text, preparation, Pacing(usable_cores()))
+    add_servicers(server, inference, ModelServicer(engine, text, model_name), admin)
     stop_metrics = _serve_metrics(settings.metrics_listen, metrics)
     try:
         await engine.start()

@@ -15,7 +15,7 @@ from octavo.scheduler.v1 import inference_service_pb2 as pb
 from octavo.scheduler.v1 import inference_service_pb2_grpc as pb_grpc
 from scheduler_svc.edge import answers, validation
 from scheduler_svc.edge.output import RequestOutput
-from scheduler_svc.edge.pacing import message_interval_s, stream_phase
+from scheduler_svc.edge.pacing import Pacing, stream_phase
 from scheduler_svc.edge.preparation import Preparation
 from scheduler_svc.edge.session import Session
 from scheduler_svc.engine import Engine
@@ -28,7 +28,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer(pb_grpc.InferenceServiceServicer):
     """See the module's first lines."""
 
-    def __init__(self, engine: Engine, text: ModelText, preparation: Preparation):
+    def __init__(self, engine: Engine, text: ModelText, preparation: Preparation, pacing: Pacing):
+        self._pacing = pacing
         self._engine = engine
         self._text = text
         self._preparation = preparation
@@ -120,7 +121,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             yield answers.stream_message(generation, deltas, with_token_ids=with_token_ids, is_last=is_last)
             if is_last:
                 return
-            gather_s, share = share * message_interval_s(self._engine.num_open_requests), 1.0
+            gather_s, share = share * self._pacing.message_interval_s(self._engine.num_open_requests), 1.0
 
     def _with_token_ids(self, message: pb.GenerateRequest) -> bool:
         return message.output.return_token_ids or self._text.tokenizer is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_svc.cpu_cores import usable_cores
+from common.cpu_cores import usable_cores
 
 ALL = len(os.sched_getaffinity(0))
 
