@@ -1,8 +1,10 @@
 """Between octavo.executor.v1 messages and the plain data of core and transfers. No decisions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from common.errors import InvalidParameter
 from common.ids import BlockId, BlockKey, SeqId
+from common.token_ids import unpack_token_ids
 from executor_svc.core.plan import Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import PositionLogprobs, SamplingParams
 from executor_svc.runner import StepOutcome
@@ -19,7 +21,7 @@ def plan_from_pb(message: pb.StepPlan) -> StepPlan[SamplingParams]:
         new_sequences=[
             NewSequence(
                 seq_id=SeqId(new.seq_id),
-                token_ids=list(new.token_ids),
+                token_ids=_token_ids(new),
                 num_prompt_tokens=new.num_prompt_tokens,
                 num_computed_tokens=new.num_computed_tokens,
                 block_ids=[BlockId(i) for i in new.block_ids],
@@ -30,6 +32,13 @@ def plan_from_pb(message: pb.StepPlan) -> StepPlan[SamplingParams]:
         block_copies=[(BlockId(c.source_block_id), BlockId(c.destination_block_id)) for c in message.block_copies],
         chunks=[_chunk_from_pb(chunk) for chunk in message.chunks],
     )
+
+
+def _token_ids(message: pb.NewSequence) -> Sequence[int]:
+    try:
+        return unpack_token_ids(message.token_ids)
+    except ValueError as error:
+        raise InvalidParameter("plan.new_sequences.token_ids", f"sequence {message.seq_id}: {error}") from error
 
 
 def _chunk_from_pb(message: pb.Chunk) -> Chunk:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from common.ids import SeqId
+from common.token_ids import pack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.core import plan as core
 from scheduler_svc.core.request import SamplingParams, StopConditions
@@ -51,7 +52,7 @@ def sequence_errors(result: pb.StepResult) -> dict[SeqId, str]:
 def _new_sequence(sequence: core.NewSequence) -> pb.NewSequence:
     return pb.NewSequence(
         seq_id=sequence.seq_id,
-        token_ids=sequence.token_ids,
+        token_ids=pack_token_ids(sequence.token_ids),
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_computed_tokens=sequence.num_computed_tokens,
         block_ids=sequence.block_ids,

@@ -372,14 +372,12 @@ class NewSequence(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     seq_id: _builtins.int
     """Chosen by the scheduler. A preempted sequence comes back under its id after it was dropped; no other one ever gets it."""
+    token_ids: _builtins.bytes
+    """Prompt, and after a preemption also what was generated before: uint32, little endian, 4 bytes each."""
     num_prompt_tokens: _builtins.int
-    """How many of token_ids are the prompt; the rest count as output for penalties and min_tokens."""
+    """How many of the tokens are the prompt; the rest count as output for penalties and min_tokens."""
     num_computed_tokens: _builtins.int
-    """Tokens whose KV is in the blocks already (prefix hit, loaded from the store, fork). Less than len(token_ids)."""
-    @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompt, and after a preemption also what was generated before."""
-
+    """Tokens whose KV is in the blocks already (prefix hit, loaded from the store, fork). Less than there are tokens."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks so far, in order of position. Chunks append to it."""
@@ -390,7 +388,7 @@ class NewSequence(_message.Message):
         self,
         *,
         seq_id: _builtins.int = ...,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _builtins.bytes = ...,
         num_prompt_tokens: _builtins.int = ...,
         num_computed_tokens: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,

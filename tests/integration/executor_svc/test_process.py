@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from common.errors import Draining, ExecutorLost
 from common.rpc.status import from_rpc_error
+from common.token_ids import pack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.executor.v1 import executor_service_pb2_grpc
 from tests.integration.executor_svc.processes import ServiceProcess, executor_flags, running
@@ -62,7 +63,11 @@ def prompt_plan(num_tokens: int = 6, step_id: int = 1) -> pb.StepPlan:
     """Sequence 1, its whole prompt, blocks 0 and up."""
     blocks = range(-(-(num_tokens + 8) // 4))
     new = pb.NewSequence(
-        seq_id=1, token_ids=range(3, 3 + num_tokens), num_prompt_tokens=num_tokens, block_ids=blocks, sampling=GREEDY
+        seq_id=1,
+        token_ids=pack_token_ids(range(3, 3 + num_tokens)),
+        num_prompt_tokens=num_tokens,
+        block_ids=blocks,
+        sampling=GREEDY,
     )
     return pb.StepPlan(step_id=step_id, new_sequences=[new], chunks=[pb.Chunk(seq_id=1, num_tokens=num_tokens)])
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 
+from common.token_ids import unpack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from octavo.kvstore.v1 import kv_store_service_pb2 as kvstore_pb
@@ -161,9 +162,10 @@ class _Session:
             self._sequences.pop(seq_id, None)
         for new in plan.new_sequences:
             assert new.seq_id not in self._sequences, f"sequence {new.seq_id} is there already"
-            assert new.num_computed_tokens < len(new.token_ids), f"nothing to compute for sequence {new.seq_id}"
+            token_ids = unpack_token_ids(new.token_ids).tolist()
+            assert new.num_computed_tokens < len(token_ids), f"nothing to compute for sequence {new.seq_id}"
             self._sequences[new.seq_id] = _Sequence(
-                list(new.token_ids), new.num_computed_tokens, list(new.block_ids), new.sampling.HasField("num_logprobs")
+                token_ids, new.num_computed_tokens, list(new.block_ids), new.sampling.HasField("num_logprobs")
             )
         for copy in plan.block_copies:
             self._kv[copy.destination_block_id] = list(self._block(copy.source_block_id))

@@ -1,5 +1,11 @@
 """Messages to plain data and back: nothing is lost, and what is not set stays not set."""
 
+from array import array
+
+import pytest
+
+from common.errors import InvalidParameter
+from common.token_ids import pack_token_ids
 from executor_svc import convert
 from executor_svc.core.plan import Chunk, NewSequence, SequenceFailure, StepPlan
 from executor_svc.core.sampling import PositionLogprobs, SamplingParams, TokenLogprob
@@ -19,7 +25,12 @@ def test_a_plan_arrives_whole() -> None:
         dropped_seq_ids=[1, 2],
         new_sequences=[
             pb.NewSequence(
-                seq_id=4, token_ids=[5, 6], num_prompt_tokens=1, num_computed_tokens=1, block_ids=[7], sampling=sampling
+                seq_id=4,
+                token_ids=pack_token_ids([5, 6]),
+                num_prompt_tokens=1,
+                num_computed_tokens=1,
+                block_ids=[7],
+                sampling=sampling,
             )
         ],
         block_copies=[pb.BlockCopy(source_block_id=1, destination_block_id=2)],
@@ -32,8 +43,15 @@ def test_a_plan_arrives_whole() -> None:
         temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, presence_penalty=1, frequency_penalty=-1, repetition_penalty=2,
         seed=2**64 - 1, logit_bias={3: -4.0}, min_tokens=2, suppressed_until_min_tokens=frozenset({8, 9}), num_logprobs=0,
     )  # fmt: skip
-    new = NewSequence(4, [5, 6], 1, 1, [7], params)  # type: ignore[arg-type, list-item]
+    new = NewSequence(4, array("I", [5, 6]), 1, 1, [7], params)  # type: ignore[arg-type, list-item]
     assert plan == StepPlan(3, [1, 2], [new], [(1, 2)], [Chunk(4, 1, [8, 9])])  # type: ignore[arg-type, list-item]
+
+
+def test_half_a_token_id_is_an_invalid_plan() -> None:
+    message = pb.StepPlan(step_id=1, new_sequences=[pb.NewSequence(seq_id=4, token_ids=bytes(7))])
+
+    with pytest.raises(InvalidParameter, match="sequence 4: 7 bytes"):
+        convert.plan_from_pb(message)
 
 
 def test_log_probabilities_that_are_not_asked_for_are_none() -> None:

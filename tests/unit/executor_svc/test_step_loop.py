@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.frames import Frame, FrameKind, FramePipe
+from common.token_ids import pack_token_ids
 from executor_svc.engine import Engine
 from executor_svc.inbox import Inbox
 from executor_svc.step_loop import StepLoop
@@ -66,7 +67,11 @@ def front(engine: Engine) -> Iterator[FakeFront]:
 
 def prompt_plan(token_ids: list[int], *, seq_id: int = 1, step_id: int = 1) -> pb.StepPlan:
     new = pb.NewSequence(
-        seq_id=seq_id, token_ids=token_ids, num_prompt_tokens=len(token_ids), block_ids=[0, 1, 2, 3], sampling=GREEDY
+        seq_id=seq_id,
+        token_ids=pack_token_ids(token_ids),
+        num_prompt_tokens=len(token_ids),
+        block_ids=[0, 1, 2, 3],
+        sampling=GREEDY,
     )
     return pb.StepPlan(step_id=step_id, new_sequences=[new], chunks=[pb.Chunk(seq_id=seq_id, num_tokens=len(token_ids))])
 

@@ -1,4 +1,5 @@
 from common.ids import BlockId, BlockKey, SeqId
+from common.token_ids import pack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc import convert
 from scheduler_svc.core import plan as core
@@ -23,7 +24,7 @@ def test_a_plan_keeps_everything() -> None:
         dropped_seq_ids=[1],
         new_sequences=[
             pb.NewSequence(
-                seq_id=2, token_ids=[5, 6, 7], num_prompt_tokens=2, num_computed_tokens=1, block_ids=[0, 8],
+                seq_id=2, token_ids=pack_token_ids([5, 6, 7]), num_prompt_tokens=2, num_computed_tokens=1, block_ids=[0, 8],
                 sampling=pb.SequenceSampling(
                     temperature=0.5, top_p=0.5, top_k=5, min_p=0.25, presence_penalty=1.0, frequency_penalty=-1.0,
                     repetition_penalty=1.5, seed=2**64 - 1, logit_bias={3: -100.0}, min_tokens=2,

@@ -19,6 +19,7 @@ from common.errors import (
     QueueTimeout,
     Unavailable,
 )
+from common.token_ids import unpack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.engine import Engine
@@ -204,7 +205,7 @@ async def test_the_next_session_counts_from_one_and_goes_on_where_the_last_one_w
         assert first.is_closed and executor.hellos[0] == executor.hellos[1]
         assert second.plans[0].step_id == 1
         new = second.plans[0].new_sequences[0]
-        assert (list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens) == ([1, 2, 3, 7], 3, 0)
+        assert (unpack_token_ids(new.token_ids).tolist(), new.num_prompt_tokens, new.num_computed_tokens) == ([1, 2, 3, 7], 3, 0)
         check_integrity(engine)
         for i in range(3):
             await second.answer(second.plans[i], 8)
