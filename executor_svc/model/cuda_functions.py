@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor_svc.kernels.batch import Rotary
+from executor_svc.kernels.batch import AttentionBatch, Rotary
 from executor_svc.kernels.triton.activation import act_mul
 from executor_svc.kernels.triton.backend import TritonBackend
 from executor_svc.kernels.triton.kv_write import rope_write_kv
-from executor_svc.kernels.triton.linear import StreamWorkspace, stream_linear
+from executor_svc.kernels.triton.linear import MAX_ROWS, StreamWorkspace, stream_linear
 from executor_svc.kernels.triton.linear_configs import ProductChoice, ProductShape, choose
 from executor_svc.kernels.triton.norm import add_rms_norm, rms_norm, sandwich_rms_norm
+from executor_svc.kernels.triton.prefill import packed_rows
 from executor_svc.model.forward_context import ForwardContext
 from executor_svc.model.stack_functions import StackFunctions, torch_attention
 from executor_svc.model.stack_parts import AttentionPart, NormPart, ProductPart
@@ -58,18 +59,15 @@ def triton_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, contex
         return torch_attention(qkv, positions, part, context)
     num_tokens, num_heads, num_kv_heads = qkv.shape[0], part.num_heads, part.num_kv_heads
     cache = context.layer_cache(call.layer_idx)
-    # Chunks attend to their own keys where they are fresh; decodes read all of them from the cache.
-    has_chunks = batch.num_decodes < batch.num_seqs
-    query = qkv.new_empty(num_tokens, num_heads, part.head_dim)
-    key = qkv.new_empty(num_tokens, num_kv_heads, part.head_dim) if has_chunks else None
     norms = (None, None) if part.q_norm is None or part.k_norm is None else (part.q_norm.weight, part.k_norm.weight)
+    query, key, value, turned, key_out = _room_for_heads(qkv, part, batch)
     rope_write_kv(
         qkv,
         positions,
         batch.slot_mapping,
         cache,
-        query,
-        key_out=key,
+        turned,
+        key_out=key_out,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=part.head_dim,
@@ -78,10 +76,9 @@ def triton_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, contex
         k_norm_weight=norms[1],
         norm_eps=1e-6 if part.q_norm is None else part.q_norm.epsilon,
     )
-    value = qkv.view(num_tokens, -1, part.head_dim)[:, num_heads + num_kv_heads :]
     out = backend.attend_written(
         query,
-        value if key is None else key,
+        key,
         value,
         cache,
         batch,
@@ -91,7 +88,27 @@ def triton_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, contex
         sinks=None,
     )
     context.note_attended(call.layer_idx)
-    return out.flatten(1)
+    return out[:num_tokens].flatten(1)
+
+
+def _room_for_heads(
+    qkv: Tensor, part: AttentionPart, batch: AttentionBatch
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Where turned heads go: queries, keys, values, and query_out and key_out of rope_write_kv that fill them."""
+    num_tokens, sizes = qkv.shape[0], (part.num_heads, part.num_kv_heads, part.num_kv_heads)
+    num_rows = packed_rows(batch)
+    if num_rows is not None:
+        heads = qkv.new_empty(num_rows, sum(sizes), part.head_dim)
+        if num_rows > num_tokens:
+            heads[num_tokens:].zero_()
+        query, key, value = heads.split_with_sizes(sizes, 1)
+        return query, key, value, heads[:num_tokens], None
+    value = qkv.view(num_tokens, -1, part.head_dim)[:, part.num_heads + part.num_kv_heads :]
+    query = qkv.new_empty(num_tokens, part.num_heads, part.head_dim)
+    if batch.num_decodes == batch.num_seqs:  # decodes read all keys from the cache
+        return query, value, value, query, None
+    key = qkv.new_empty(num_tokens, part.num_kv_heads, part.head_dim)
+    return query, key, value, query, key
 
 
 def library_product(x: Tensor, product: ProductPart, out: Tensor) -> None:
@@ -121,6 +138,9 @@ class StreamedProducts:
 
     def __call__(self, x: Tensor, product: ProductPart, out: Tensor) -> None:
         """See ProductFunction."""
+        if x.shape[0] > MAX_ROWS:
+            library_product(x, product, out)
+            return
         self.compute(choose(product_shape(product, x.shape[0])), x, product, out)
 
     def compute(self, choice: ProductChoice, x: Tensor, product: ProductPart, out: Tensor) -> None:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.triton.launch import Launch
 from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 SILU, GELU_TANH = 1, 2
@@ -30,6 +31,7 @@ def activate(gate, ACTIVATION: tl.constexpr):
     return result
 
 
+@Launch
 @triton.jit
 def _act_mul_kernel(
     gate_up, out, stride, stride_out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, OVERLAP: tl.constexpr
@@ -64,7 +66,8 @@ def act_mul(gate_up: Tensor, out: Tensor, activation: str, *, overlap: bool | No
     overlap = overlap_on(out.device, overlap)
     options = {"launch_pdl": True} if overlap else {}
     block = _BLOCK if num_tokens < _MANY_TOKENS else _LARGE_BLOCK
-    _act_mul_kernel[(num_tokens, triton.cdiv(width, block))](
+    _act_mul_kernel(
+        (num_tokens, triton.cdiv(width, block)),
         gate_up,
         out,
         gate_up.stride(0),

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.triton.launch import Launch
+
 _LIKELY = 10.0
 _BLOCK = 4096
 _CANDIDATES = 8192
@@ -39,6 +41,7 @@ def _below(row_ptr, best, temperature, bound, limit, WEIGHTS: tl.constexpr, size
     return total
 
 
+@Launch
 @triton.jit
 def _draw_kernel(
     logits, scratch, temperatures, top_ps, min_ps, top_ks, uniforms, out, stride, likely,
@@ -161,7 +164,8 @@ def draw(
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     scratch = torch.empty(num_rows, candidates, dtype=torch.float32, device=logits.device)
     if num_rows:
-        _draw_kernel[(num_rows,)](
+        _draw_kernel(
+            (num_rows,),
             logits, scratch, temperature, top_p, min_p, top_k, uniform, out, logits.stride(0), likely,
             size=size, BLOCK=block, CANDIDATES=candidates, num_warps=8,
         )  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache, Rotary
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
+from executor_svc.kernels.triton.launch import Launch
 from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 KERNEL = "rope_write_kv"
@@ -30,7 +31,8 @@ def write_kv(key: Tensor, value: Tensor, slot_mapping: Tensor, layer_cache: Laye
     if num_tokens == 0:
         return
     head_dim_v = value.shape[2]
-    _write_kv_kernel[(num_tokens,)](
+    _write_kv_kernel(
+        (num_tokens,),
         key,
         value,
         slot_mapping,
@@ -78,7 +80,8 @@ def rope_write_kv(
         positions: int [num_tokens], rows of rotary's tables; None: row i belongs to token i.
         slot_mapping: int64 [num_tokens]; < 0: keys and values of this token are not written.
         layer_cache: as in write_kv, head_dim for keys and values.
-        query_out: [num_tokens, num_heads, head_dim], contiguous; with num_heads + num_kv_heads heads, rotated keys follow.
+        query_out: [num_tokens, num_heads, head_dim], contiguous; with num_heads + num_kv_heads heads, rotated keys follow, with
+            num_heads + 2 * num_kv_heads, values too.
         num_heads: query heads.
         num_kv_heads: key heads, and value heads.
         head_dim: of all of them.
@@ -103,7 +106,8 @@ def rope_write_kv(
     if rotary_dim > head_dim or rotary_dim % 2:
         raise ValueError(f"a rotary dimension of {rotary_dim} in heads of {head_dim}")
     out_heads = query_out.shape[1]
-    if out_heads not in (num_heads, num_heads + num_kv_heads) or query_out.shape[2] != head_dim or not query_out.is_contiguous():
+    known = (num_heads, num_heads + num_kv_heads, num_heads + 2 * num_kv_heads)
+    if out_heads not in known or query_out.shape[2] != head_dim or not query_out.is_contiguous():
         raise ValueError(f"query_out of {tuple(query_out.shape)} is not contiguous, or for other heads")
     if key_out is not None and (key_out.shape != (num_tokens, num_kv_heads, head_dim) or not key_out.is_contiguous()):
         raise ValueError(f"key_out of {tuple(key_out.shape)} is not contiguous, or for other heads")
@@ -117,7 +121,8 @@ def rope_write_kv(
     heads = min(heads, triton.next_power_of_2(all_heads))
     half = rotary_dim // 2
     overlap = overlap_on(qkv.device, overlap)
-    _rope_write_kv_kernel[(num_tokens, triton.cdiv(all_heads, heads))](
+    _rope_write_kv_kernel(
+        (num_tokens, triton.cdiv(all_heads, heads)),
         qkv,
         positions if positions is not None else slot_mapping,
         slot_mapping,
@@ -153,6 +158,7 @@ def rope_write_kv(
     )
 
 
+@Launch
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _write_kv_kernel(
     key_ptr,
@@ -184,6 +190,7 @@ def _write_kv_kernel(
     tl.store(value_cache_ptr + target, tl.load(value_ptr + token * value_stride + dims, mask=mask), mask=mask)
 
 
+@Launch
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_write_kv_kernel(
     qkv_ptr,

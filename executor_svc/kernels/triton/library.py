@@ -8,12 +8,18 @@ queries of the chunk     | sees all of a piece: rectangle                       
                            every part comes with its log-sum-exp, by which parts are joined
 ```
 The library builds a plan of 50 ms and more for every new shape, unless it may round lengths up inside of the plan, which
-is a switch of its own in the environment; it is read once, at the first use.
+is a switch of its own in the environment; it is read once, at the first use. Then torch makes offsets and lengths on the
+device for every call, fifteen tiny kernels, which take the host 200 us and the GPU 30. It does so only for tensors whose rows
+are dense, so the caller has the choice by layout:
+
+    dense rows           any length, one plan for all lengths up to the next power of two
+    rows with a stride   a plan for each shape, and nothing but the attention itself: for lengths on a grid
 """
 
 import functools
 import logging
 import os
+import warnings
 from typing import Protocol
 
 import torch
@@ -22,10 +28,15 @@ import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
+from executor_svc.kernels.triton.launch import Launch
 from executor_svc.kernels.triton.scores import LOG2E
 
-PIECE = 16_384
+PIECE = 32_768
 """Keys of a context that are gathered at once: bounds the scratch memory."""
+GRID = 512
+"""Chunks whose number of rows is a multiple of this are attended to as they lie; so few lengths have a plan each."""
+_COARSE_GRID = 2048
+_LONGEST_PLANNED = 8192
 _TILE = 64
 log = logging.getLogger(__name__)
 
@@ -55,8 +66,8 @@ class Library(Protocol):
         """Attention of [1, num_heads, num_queries, head_dim] over keys and values [1, num_kv_heads, num_keys, head_dim].
 
         Returns:
-            [1, num_heads, num_queries, head_dim], and with_lse float32 [1, num_heads, num_queries, 1]: the natural logarithm
-            of each row's sum of exponentials. Any strides, the last dimension contiguous.
+            [1, num_heads, num_queries, head_dim], rows contiguous; and with_lse float32 [1, num_heads, num_queries, 1]: the
+            natural logarithm of each row's sum of exponentials, any strides.
         """
         ...
 
@@ -89,6 +100,14 @@ class Cudnn:
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool, with_lse: bool
     ) -> tuple[Tensor, Tensor]:
         """See Library."""
+        if causal and not _is_dense(query):
+            heads = query.shape[1], key.shape[1], query.shape[3]
+            _plan_squares(query.device, query.dtype, *heads, query.stride(2), key.stride(2))
+        return self._attend(query, key, value, scale, causal, with_lse)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, with_lse: bool
+    ) -> tuple[Tensor, Tensor]:
         out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, with_lse, 0.0, causal, False, scale=scale
         )[:2]
@@ -102,13 +121,32 @@ def _works(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_head
         _as_heads(torch.zeros(2048, heads, head_dim, dtype=dtype, device=device)) for heads in (num_heads, num_kv_heads)
     )
     try:
-        Cudnn().attend(query, keys, keys, 1.0, causal=True, with_lse=False)
-        Cudnn().attend(query, keys, keys, 1.0, causal=True, with_lse=True)
-        Cudnn().attend(query, keys, keys, 1.0, causal=False, with_lse=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch tells once of each layout that it is an experiment
+            Cudnn().attend(query, keys, keys, 1.0, causal=True, with_lse=True)
+            Cudnn().attend(query, keys, keys, 1.0, causal=False, with_lse=True)
+            strided = torch.zeros(GRID, num_heads + num_kv_heads, head_dim, dtype=dtype, device=device)
+            query, keys = (_as_heads(part) for part in strided.split_with_sizes((num_heads, num_kv_heads), 1))
+            Cudnn().attend(query, keys, keys, 1.0, causal=False, with_lse=True)
     except RuntimeError as error:
         log.warning("long prompts are slower than they could be, cuDNN attention does not run: %s", error)
         return False
     return True
+
+
+@functools.cache
+def _plan_squares(
+    device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, stride: int, key_stride: int
+) -> None:
+    """Has cuDNN plan for chunks of every length on the grid, in the thread that calls: 60 ms each, not within a request."""
+    lengths = range(2 * GRID, _LONGEST_PLANNED + 1, GRID)
+    query, keys = (
+        torch.zeros(lengths[-1], row // head_dim, head_dim, dtype=dtype, device=device)[:, :heads]
+        for heads, row in ((num_heads, stride), (num_kv_heads, key_stride))
+    )
+    for length in lengths:
+        part, part_keys = _as_heads(query[:length]), _as_heads(keys[:length])
+        Cudnn()._attend(part, part_keys, part_keys, 1.0, True, True)
 
 
 def library_chunk(
@@ -126,8 +164,9 @@ def library_chunk(
 
     Args:
         library: computes the parts.
-        query: [num_queries, num_heads, head_dim]; copied unless contiguous.
-        key: [num_queries, num_kv_heads, head_dim] of the chunk itself, rotated; copied unless contiguous.
+        query: [num_queries, num_heads, head_dim]. Where num_queries is a multiple of GRID, the three are taken as they lie, and
+            their last rows may be padding: finite, and not seen by the rows before. Otherwise copied unless contiguous.
+        key: [num_queries, num_kv_heads, head_dim] of the chunk itself, rotated.
         value: same.
         layer_cache: as in paged_decode.
         block_table: int32 [max_blocks] of the sequence.
@@ -135,13 +174,18 @@ def library_chunk(
         scale: scores are multiplied by it.
 
     Returns:
-        [num_queries, num_heads, head_dim].
+        [num_queries, num_heads, head_dim], contiguous.
     """
-    queries = _as_heads(query)
-    total, total_lse = library.attend(queries, _as_heads(key), _as_heads(value), scale, causal=True, with_lse=context > 0)
+    num_queries = query.shape[0]
+    arrange = _as_heads if num_queries % GRID == 0 else _as_dense_heads
+    queries = arrange(query)
+    # With sums or without them are two plans, and the sums cost nothing.
+    total, total_lse = library.attend(queries, arrange(key), arrange(value), scale, causal=True, with_lse=True)
     for start in range(0, context, PIECE):
         length = min(PIECE, context - start)
         keys, values = gather(layer_cache, block_table, start, length)
+        if num_queries % _COARSE_GRID or length % _COARSE_GRID:
+            queries = _as_dense_heads(queries[0].transpose(0, 1))
         part, part_lse = library.attend(queries, _as_heads(keys), _as_heads(values), scale, causal=False, with_lse=True)
         join(total, total_lse, part, part_lse)
     return total[0].transpose(0, 1)
@@ -153,7 +197,8 @@ def gather(layer_cache: LayerCache, block_table: Tensor, start: int, length: int
     head_dim_k = layer_cache.key.shape[3]
     keys = layer_cache.key.new_empty(length, num_kv_heads, head_dim_k)
     values = layer_cache.value.new_empty(length, num_kv_heads, head_dim_v)
-    _gather_kernel[(triton.cdiv(length, _TILE), num_kv_heads)](
+    _gather_kernel(
+        (triton.cdiv(length, _TILE), num_kv_heads),
         layer_cache.key,
         layer_cache.value,
         block_table,
@@ -184,7 +229,8 @@ def join(total: Tensor, total_lse: Tensor, part: Tensor, part_lse: Tensor) -> No
         part_lse: as total_lse.
     """
     _, num_heads, num_queries, head_dim = total.shape
-    _join_kernel[(num_queries,)](
+    _join_kernel(
+        (num_queries,),
         total,
         total_lse,
         part,
@@ -206,10 +252,21 @@ def join(total: Tensor, total_lse: Tensor, part: Tensor, part_lse: Tensor) -> No
 
 
 def _as_heads(rows: Tensor) -> Tensor:
-    """[num_tokens, num_heads, head_dim] as [1, num_heads, num_tokens, head_dim] over contiguous rows."""
-    return rows.contiguous().unsqueeze(0).transpose(1, 2)
+    """[num_tokens, num_heads, head_dim] as [1, num_heads, num_tokens, head_dim]."""
+    return rows.transpose(0, 1).unsqueeze(0)
 
 
+def _as_dense_heads(rows: Tensor) -> Tensor:
+    """As _as_heads, over contiguous rows: a copy where they are not."""
+    return _as_heads(rows.contiguous())
+
+
+def _is_dense(heads: Tensor) -> bool:
+    """Whether heads [1, num_heads, num_tokens, head_dim] lie as _as_dense_heads makes them."""
+    return heads.transpose(1, 2).is_contiguous()
+
+
+@Launch
 @triton.jit(do_not_specialize=["start", "length"], do_not_specialize_on_alignment=["table_ptr"])
 def _gather_kernel(
     key_cache_ptr,
@@ -248,6 +305,7 @@ def _gather_kernel(
 
 
 # Strides of log-sum-exps can change from call to call; those of the parts do not, and have to be known for wide loads.
+@Launch
 @triton.jit(
     do_not_specialize=["total_lse_head_stride", "total_lse_query_stride", "part_lse_head_stride", "part_lse_query_stride"]
 )

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.triton.activation import ACTIVATIONS, activate
+from executor_svc.kernels.triton.launch import Launch
 from executor_svc.kernels.triton.overlap import fetch_rows, let_next_start, overlap_on, wait_for_previous
 
 MAX_REDUCE_ROWS = 4
@@ -128,7 +129,8 @@ def stream_linear(
         shared["launch_pdl"] = True
     if reduce:
         assert num_rows <= MAX_REDUCE_ROWS and config.split_k == 1
-        _reduce_kernel[(tiles,)](
+        _reduce_kernel(
+            (tiles,),
             x,
             weight,
             weight if bias is None else bias,
@@ -141,7 +143,8 @@ def stream_linear(
         return out
     block_m = padded_rows(num_rows)
     assert workspace.fits(config, tiles, block_m)
-    _tensor_kernel[(tiles * config.split_k,)](
+    _tensor_kernel(
+        (tiles * config.split_k,),
         x,
         weight,
         weight if bias is None else bias,
@@ -226,6 +229,7 @@ def _finish_row(out, n, acc, up, bias, N: tl.constexpr, ACTIVATION: tl.constexpr
     tl.store(out + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
+@Launch
 @triton.jit
 def _reduce_kernel(
     x, weight, bias, out, stride_x, stride_out,
@@ -283,6 +287,7 @@ def _finish_tile(
 
 
 # Batches of any size share a kernel: none is compiled in the middle of serving.
+@Launch
 @triton.jit(do_not_specialize=["num_rows"])
 def _tensor_kernel(
     x, weight, bias, out, partial, arrivals, num_rows, stride_x, stride_out,

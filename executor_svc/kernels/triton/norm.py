@@ -15,10 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.triton.launch import Launch
 from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 
 # Rows are picked by slices that begin anywhere.
+@Launch
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def _rms_norm_kernel(
     x, residual, post_weight, weight, rows, out, stride_x, stride_residual, stride_out, epsilon, offset,
@@ -126,7 +128,8 @@ def _run(
     options = {"launch_pdl": True} if overlap else {}
     block = triton.next_power_of_2(width)
     target = out if residual is None else residual
-    _rms_norm_kernel[(num_rows,)](
+    _rms_norm_kernel(
+        (num_rows,),
         x,
         target,
         weight if post_weight is None else post_weight,

@@ -7,8 +7,22 @@ this package's kernel, neighbours in one launch.
 from torch import Tensor
 
 from executor_svc.kernels.batch import AttentionBatch, LayerCache
-from executor_svc.kernels.triton.library import Library, library_chunk
+from executor_svc.kernels.triton.library import GRID, Library, library_chunk
 from executor_svc.kernels.triton.prefill_kernel import triton_prefill
+
+_LONG = 1024
+"""Tokens of a chunk that are worth an arrangement of their own."""
+
+
+def packed_rows(batch: AttentionBatch) -> int | None:
+    """Rows that heads of a batch should have together, num_tokens and padding, for a last chunk that is long; None: it is not.
+
+    The library takes a chunk as it lies only if its number of rows is a multiple of GRID. A last chunk has room for that: rows of
+    zeros behind it, which no token sees. So are queries, keys and values, if they have so many rows.
+    """
+    if batch.query_lens is None or batch.query_lens[-1] < _LONG or batch.num_decodes == batch.num_seqs:
+        return None
+    return batch.num_tokens + -batch.query_lens[-1] % GRID
 
 
 def sole_chunk(
@@ -26,7 +40,7 @@ def sole_chunk(
 ) -> Tensor | None:
     """Attention of a batch that is one chunk for the library, without a copy of the result; None: it is not.
 
-    Args: as paged_prefill. Returns [num_tokens, num_heads, head_dim_v].
+    Args: as paged_prefill. Returns [num_rows, num_heads, head_dim_v].
     """
     query_lens, kv_lens = batch.query_lens, batch.kv_lens
     if batch.num_seqs != 1 or query_lens is None or kv_lens is None or not library.is_worth(query_lens[0], kv_lens[0]):
@@ -59,12 +73,12 @@ def paged_prefill(
 
     Args:
         library: for long chunks.
-        query: [num_tokens, num_heads, head_dim_k] of the whole batch; rows may be strided.
-        key: [num_tokens, num_kv_heads, head_dim_k] of the whole batch, rotated; rows may be strided.
-        value: [num_tokens, num_kv_heads, head_dim_v]; same.
+        query: [num_rows, num_heads, head_dim_k] of the whole batch, and padding as in packed_rows; rows may be strided.
+        key: [num_rows, num_kv_heads, head_dim_k] of the whole batch, rotated; rows may be strided.
+        value: [num_rows, num_kv_heads, head_dim_v]; same.
         layer_cache: holds key and value already.
         batch: decodes first, then chunks. The library is used only where it has query_lens and kv_lens.
-        out: [num_tokens, num_heads, head_dim_v]; rows [batch.num_decodes, num_tokens) are written.
+        out: [num_rows, num_heads, head_dim_v]; rows [batch.num_decodes, num_tokens) are written.
         scale: as in paged_decode.
         window: same.
         softcap: same.
@@ -101,5 +115,9 @@ def paged_prefill(
             start, start_token = seq + 1, rows.stop
             context = kv_lens[seq] - query_lens[seq]
             table = batch.block_tables[seq]
-            out[rows] = library_chunk(library, query[rows], key[rows], value[rows], layer_cache, table, context, scale=scale)
+            of_chunk = rows if seq + 1 < batch.num_seqs else slice(rows.start, query.shape[0])
+            found = library_chunk(
+                library, query[of_chunk], key[of_chunk], value[of_chunk], layer_cache, table, context, scale=scale
+            )
+            out[rows] = found[: query_lens[seq]]
     by_own_kernel(start, batch.num_seqs, start_token, batch.num_tokens)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
+from executor_svc.kernels.triton.launch import Launch
 from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, check_heads, dot_precision, padded, softmax_step
 
 FEW, MANY = "paged_prefill_few", "paged_prefill_many"
@@ -89,7 +90,8 @@ def triton_prefill(
     queries = rows // group
     # Each chunk's last program may be partly empty.
     num_programs = num_tokens // queries + num_seqs
-    _paged_prefill_kernel[(num_programs * num_kv_heads,)](
+    _paged_prefill_kernel(
+        (num_programs * num_kv_heads,),
         query,
         layer_cache.key,
         layer_cache.value,
@@ -128,6 +130,7 @@ def triton_prefill(
     )
 
 
+@Launch
 @triton.jit(
     do_not_specialize=["num_seqs", "num_programs", "window", "tables_stride"],
     do_not_specialize_on_alignment=["tables_ptr", "cu_seqlens_ptr", "seq_lens_ptr", "sinks_ptr"],

@@ -8,11 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.triton.launch import Launch
+
 _BLOCK = 4096
 _MAX_PARTS = 64
 _NONE = 0x7FFFFFFF
 
 
+@Launch
 @triton.jit
 def _read_kernel(input_ids, last_tokens, out, num_tokens, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -23,6 +26,7 @@ def _read_kernel(input_ids, last_tokens, out, num_tokens, BLOCK: tl.constexpr):
     tl.store(out + at, tl.where(from_row, last, ids), mask=mask)
 
 
+@Launch
 @triton.jit
 def _greedy_kernel(
     logits, rows, last_tokens, out, part_values, part_ids, arrived, stride,
@@ -86,7 +90,7 @@ class TritonTokens:
         out = torch.empty_like(input_ids)
         num_tokens = input_ids.shape[0]
         if num_tokens:
-            _read_kernel[(triton.cdiv(num_tokens, 256),)](input_ids, last_tokens, out, num_tokens, BLOCK=256, num_warps=4)
+            _read_kernel((triton.cdiv(num_tokens, 256),), input_ids, last_tokens, out, num_tokens, BLOCK=256, num_warps=4)
         return out
 
     def choose(self, logits: Tensor, rows: Tensor, last_tokens: Tensor) -> Tensor:
@@ -100,7 +104,8 @@ class TritonTokens:
             # Few rows are cut into parts, so that the whole device reads them.
             wanted = max(1, min(_MAX_PARTS, 512 // num_rows, num_blocks))
             parts = 1 << (wanted.bit_length() - 1)
-            _greedy_kernel[(num_rows, parts)](
+            _greedy_kernel(
+                (num_rows, parts),
                 logits, rows, last_tokens, out, self._part_values, self._part_ids, self._arrived, logits.stride(0),
                 size=size, PARTS=parts, PART=triton.cdiv(num_blocks, parts) * self._block, BLOCK=self._block, NONE=_NONE,
                 num_warps=8,

@@ -105,6 +105,18 @@ def test_many_tokens_take_several_heads_per_program() -> None:
     assert torch.equal(few_out, many_out)
 
 
+def test_all_heads_can_go_to_one_place() -> None:
+    cache, slots, qkv = poisoned_cache(2, 20, 20), torch.randperm(96)[:3], torch.randn(3, 7 * 20)
+    angles = torch.randn(3, 12)
+    rotary = Rotary(angles.cos(), angles.sin())
+    out = torch.full((3, 7, 20), float("nan"))
+    rope_write_kv(qkv, None, slots, cache, out, num_heads=3, num_kv_heads=2, head_dim=20, rotary=rotary)
+    heads = qkv.view(3, 7, 20)
+    turned, values = rotate(heads[:, :5].double(), rotary).float(), heads[:, 5:]
+    torch.testing.assert_close(out, torch.cat([turned, values], 1), atol=1e-5, rtol=1e-5)
+    check_written(cache, slots, turned[:, 3:], values)
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     cache, slots = poisoned_cache(1, 16, 16), torch.zeros(2, dtype=torch.int64)
     rotary = Rotary(torch.ones(2, 18), torch.ones(2, 18))

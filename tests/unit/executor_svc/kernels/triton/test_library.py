@@ -8,9 +8,11 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.backend import TritonBackend
-from executor_svc.kernels.triton.library import Cudnn, gather, join
+from executor_svc.kernels.triton.library import GRID, Cudnn, gather, join, library_chunk
+from executor_svc.kernels.triton.prefill import packed_rows
 from tests.unit.executor_svc.kernels.batches import Shape
 from tests.unit.executor_svc.kernels.triton.steps import expected, make_rows_step
+from tests.unit.executor_svc.model.packed_steps import attend_packed
 
 
 @pytest.mark.parametrize(("start", "length"), [(0, 100), (16, 84), (35, 1), (64, 130)])
@@ -114,3 +116,57 @@ def test_forms_that_the_library_lacks_do_not_go_there() -> None:
             step.query, step.key, step.value, step.cache, batch, scale=0.3, window=window, softcap=None, sinks=None
         )
     assert library.num_calls == 1, "a window as wide as the sequence is none"
+
+
+class NotingLibrary(PlainLibrary):
+    """Notes rows of queries and whether they lie densely, which is the layout for lengths of any kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries: list[tuple[int, bool]] = []
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool, with_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        self.queries.append((query.shape[2], query.transpose(1, 2).is_contiguous()))
+        return super().attend(query, key, value, scale, causal=causal, with_lse=with_lse)
+
+
+@pytest.mark.parametrize(
+    ("seq_lens", "query_lens", "rows"),
+    [
+        ([1024], [1024], 1024),
+        ([1025], [1025], 1536),
+        ([9, 1025], [1, 1025], 1537),
+        ([2000, 7], [2000, 7], None),
+        ([9], [1], None),
+    ],
+    ids=str,
+)
+def test_a_long_last_chunk_gets_rows_up_to_the_grid(seq_lens: list[int], query_lens: list[int], rows: int | None) -> None:
+    step = make_rows_step(Shape(1, 1, 16, 16, 16), seq_lens, query_lens)
+    assert packed_rows(step.batch) is None, "lengths are not known"
+    assert packed_rows(dataclasses.replace(step.batch, query_lens=query_lens, kv_lens=seq_lens)) == rows
+
+
+def test_packed_heads_are_taken_as_they_lie() -> None:
+    seq_lens, query_lens = [40, 1100], [1, 1030]
+    step = make_rows_step(Shape(2, 1, 16, 16, 16), seq_lens, query_lens)
+    wanted, wanted_cache = expected(step, scale=0.3)
+    batch = dataclasses.replace(step.batch, query_lens=query_lens, kv_lens=seq_lens)
+    library = NotingLibrary()
+    out = attend_packed(TritonBackend(library=library), dataclasses.replace(step, batch=batch), 0.3)
+    torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(step.cache.key, wanted_cache.key, equal_nan=True)
+    torch.testing.assert_close(step.cache.value, wanted_cache.value, equal_nan=True)
+    assert library.queries == [(1536, False), (1536, True)], "the context is not on the grid"
+
+
+def test_a_context_on_the_coarse_grid_is_a_rectangle_of_the_same_queries() -> None:
+    step = make_rows_step(Shape(1, 1, 16, 16, 16), [4 * GRID + 2048], [4 * GRID])
+    wanted, _ = expected(step, scale=0.3)
+    query, key, value = torch.cat([step.query, step.key, step.value], 1).split(1, 1)
+    library = NotingLibrary()
+    out = library_chunk(library, query, key, value, step.cache, step.batch.block_tables[0], 2048, scale=0.3)
+    torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=1e-4)
+    assert library.queries == [(4 * GRID, False)] * 2
