@@ -52,15 +52,17 @@ def triton_norm(
         sandwich_rms_norm(x, residual, post.weight, norm.weight, norm.epsilon, out, rows=rows, overlap=overlap)
 
 
-def triton_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:
+def triton_attention(
+    qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext, *, rows: Tensor | None = None
+) -> Tensor:
     """See AttentionFunction."""
     backend, batch, call = context.backend, context.batch, part.call
     if not isinstance(backend, TritonBackend):
-        return torch_attention(qkv, positions, part, context)
+        return torch_attention(qkv, positions, part, context, rows=rows)
     num_tokens, num_heads, num_kv_heads = qkv.shape[0], part.num_heads, part.num_kv_heads
     cache = context.layer_cache(call.layer_idx)
     norms = (None, None) if part.q_norm is None or part.k_norm is None else (part.q_norm.weight, part.k_norm.weight)
-    query, key, value, turned, key_out = _room_for_heads(qkv, part, batch)
+    query, key, value, turned, key_out = _room_for_heads(qkv, part, batch, of_all=rows is None)
     rope_write_kv(
         qkv,
         positions,
@@ -76,6 +78,8 @@ def triton_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, contex
         k_norm_weight=norms[1],
         norm_eps=1e-6 if part.q_norm is None else part.q_norm.epsilon,
     )
+    if rows is not None:
+        query, batch, num_tokens = query[rows], rows_as_decodes(batch, positions, rows), rows.shape[0]
     out = backend.attend_written(
         query,
         key,
@@ -91,12 +95,37 @@ def triton_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, contex
     return out[:num_tokens].flatten(1)
 
 
+def rows_as_decodes(batch: AttentionBatch, positions: Tensor, rows: Tensor) -> AttentionBatch:
+    """Some tokens of a batch as decodes: each alone, behind all that its sequence has in front of it.
+
+    Args:
+        batch: its KV is in the cache already.
+        positions: int64 [num_tokens], in each token's own sequence.
+        rows: int64 [num_rows], tokens of the batch.
+    """
+    seqs = torch.searchsorted(batch.cu_seqlens_q[1:], rows.int(), right=True)
+    num_rows = rows.shape[0]
+    return AttentionBatch(
+        slot_mapping=rows,  # for their number alone: nothing is written any more
+        block_tables=batch.block_tables[seqs],
+        cu_seqlens_q=torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device),
+        seq_lens=(positions[rows] + 1).int(),
+        num_decodes=num_rows,
+        max_seqlen_q=1,
+        max_seqlen_k=batch.max_seqlen_k,
+        block_size=batch.block_size,
+    )
+
+
 def _room_for_heads(
-    qkv: Tensor, part: AttentionPart, batch: AttentionBatch
+    qkv: Tensor, part: AttentionPart, batch: AttentionBatch, *, of_all: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Where turned heads go: queries, keys, values, and query_out and key_out of rope_write_kv that fill them."""
+    """Where turned heads go: queries, keys, values, and query_out and key_out of rope_write_kv that fill them.
+
+    of_all: all queries are asked for, so that chunks may be attended to by their own keys.
+    """
     num_tokens, sizes = qkv.shape[0], (part.num_heads, part.num_kv_heads, part.num_kv_heads)
-    num_rows = packed_rows(batch)
+    num_rows = packed_rows(batch) if of_all else None
     if num_rows is not None:
         heads = qkv.new_empty(num_rows, sum(sizes), part.head_dim)
         if num_rows > num_tokens:
@@ -105,7 +134,7 @@ def _room_for_heads(
         return query, key, value, heads[:num_tokens], None
     value = qkv.view(num_tokens, -1, part.head_dim)[:, part.num_heads + part.num_kv_heads :]
     query = qkv.new_empty(num_tokens, part.num_heads, part.head_dim)
-    if batch.num_decodes == batch.num_seqs:  # decodes read all keys from the cache
+    if not of_all or batch.num_decodes == batch.num_seqs:  # decodes read all keys from the cache
         return query, value, value, query, None
     key = qkv.new_empty(num_tokens, part.num_kv_heads, part.head_dim)
     return query, key, value, query, key

@@ -65,7 +65,9 @@ class ProductFunction(Protocol):
 class AttentionFunction(Protocol):
     """Everything between two products: head norms, rotary embedding, KV write, attention."""
 
-    def __call__(self, qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext, *, rows: Tensor | None = None
+    ) -> Tensor:
         """One layer's.
 
         Args:
@@ -73,9 +75,10 @@ class AttentionFunction(Protocol):
             positions: int64 [num_tokens].
             part: of the layer.
             context: of the step.
+            rows: int64 [num_rows], the tokens whose result is wanted, none perhaps; None: all. KV of all tokens is written.
 
         Returns:
-            [num_tokens, num_heads * head_dim].
+            [num_tokens, num_heads * head_dim], or [num_rows, num_heads * head_dim] with rows.
         """
         ...
 
@@ -127,7 +130,9 @@ def add_product(x: Tensor, product: ProductPart, total: Tensor) -> None:
         total.add_(product.bias)
 
 
-def torch_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext) -> Tensor:
+def torch_attention(
+    qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext, *, rows: Tensor | None = None
+) -> Tensor:
     """See AttentionFunction."""
     heads = qkv.view(qkv.shape[0], -1, part.head_dim)
     query, key, value = heads.split_with_sizes((part.num_heads, part.num_kv_heads, part.num_kv_heads), dim=1)
@@ -135,7 +140,8 @@ def torch_attention(qkv: Tensor, positions: Tensor, part: AttentionPart, context
     query, key = (
         rotate(_head_norm(x.float(), norm), rotary).to(qkv.dtype) for x, norm in ((query, part.q_norm), (key, part.k_norm))
     )
-    return context.attend(part.call, query, key, value).flatten(1)
+    out = context.attend(part.call, query, key, value).flatten(1)
+    return out if rows is None else out[rows]
 
 
 def _head_norm(heads: Tensor, norm: NormPart | None) -> Tensor:

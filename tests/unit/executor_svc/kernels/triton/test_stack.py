@@ -1,5 +1,6 @@
 """A tiny decoder as one stack, its kernels in Triton's interpreter, against the same stack in plain torch."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -67,6 +68,44 @@ def test_kernels_compute_what_torch_does(family: str) -> None:
     stacked: StackedModel = model.forward
     wanted = run(model, stacked)
     torch.testing.assert_close(run(model, stacked.with_functions(triton_functions(CPU))), wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def wanted_rows(model: Any, stacked: StackedModel, *, many_tokens: int, trimmed_tokens: int) -> list[Tensor]:
+    """A chunk that nobody wants a token of, its sequence's last chunk beside a decode and another chunk, decodes of all."""
+    stacked.stack.many_tokens, stacked.stack.trimmed_tokens = many_tokens, trimmed_tokens
+    model.forward = stacked
+    shape = (6, model.config.num_key_value_heads, 16, 16)
+    caches = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
+    backend, found = TritonBackend(max_num_seqs=4), []
+    for parts, keep in (
+        ([(0, 0, 9), (1, 0, 3)], []),
+        ([(1, 3, 4), (0, 9, 18), (2, 0, 5)], [9, 0, 14]),
+        ([(0, 18, 19), (1, 4, 5), (2, 5, 6)], [0, 1, 2]),
+    ):
+        batch = packed_batch(parts, [[3, 1], [2], [4]], block_size=16)
+        lens = {"query_lens": [stop - start for _, start, stop in parts], "kv_lens": [stop for _, _, stop in parts]}
+        positions = torch.cat([torch.arange(start, stop) for _, start, stop in parts])
+        with use(ForwardContext(dataclasses.replace(batch, **lens), backend, caches)):
+            ids, rows = (positions * 3 + 1)[None] % 20, torch.tensor(keep, dtype=torch.int64)
+            out = model(input_ids=ids, position_ids=positions[None], use_cache=False, logits_to_keep=rows)
+        found.append(out.logits[0])
+    return found
+
+
+@pytest.mark.parametrize(("family", "many_tokens"), [("llama", 1), ("gemma3", 1), ("qwen3", 1000)])
+def test_the_last_layer_of_wanted_tokens_alone_is_the_same(family: str, many_tokens: int) -> None:
+    register_attention()
+    class_name, changes = CONFIGS[family]
+    model = transformers.AutoModelForCausalLM.from_config(config_of(class_name, **TINY, **changes), dtype=torch.float32)
+    disturb_vectors(model)
+    rewrite_for_cuda(model.eval().requires_grad_(False), functions=TORCH_FUNCTIONS)
+    stacked: StackedModel = model.forward
+    wanted = wanted_rows(model, stacked, many_tokens=many_tokens, trimmed_tokens=1000)
+    functions = TORCH_FUNCTIONS if family == "gemma3" else triton_functions(CPU)
+    found = wanted_rows(model, stacked.with_functions(functions), many_tokens=many_tokens, trimmed_tokens=1)
+    assert [len(logits) for logits in found] == [0, 3, 3]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_every_rewrite_can_be_off_by_itself() -> None:
