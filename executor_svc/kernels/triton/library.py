@@ -20,6 +20,7 @@ import functools
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -34,9 +35,8 @@ from executor_svc.kernels.triton.scores import LOG2E
 PIECE = 32_768
 """Keys of a context that are gathered at once: bounds the scratch memory."""
 GRID = 512
-"""Chunks whose number of rows is a multiple of this are attended to as they lie; so few lengths have a plan each."""
-_COARSE_GRID = 2048
-_LONGEST_PLANNED = 8192
+"""Chunks whose number of rows is a multiple of this, and not too large, are attended to as they lie; each length has a plan."""
+_SHORTEST_PLANNED, _LONGEST_PLANNED = 1024, 8192
 _TILE = 64
 log = logging.getLogger(__name__)
 
@@ -100,9 +100,9 @@ class Cudnn:
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool, with_lse: bool
     ) -> tuple[Tensor, Tensor]:
         """See Library."""
-        if causal and not _is_dense(query):
+        if not _is_dense(query):
             heads = query.shape[1], key.shape[1], query.shape[3]
-            _plan_squares(query.device, query.dtype, *heads, query.stride(2), key.stride(2))
+            _plan(query.device, query.dtype, *heads, query.stride(2), key.stride(2), causal)
         return self._attend(query, key, value, scale, causal, with_lse)
 
     def _attend(
@@ -135,18 +135,44 @@ def _works(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_head
 
 
 @functools.cache
-def _plan_squares(
-    device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, stride: int, key_stride: int
+def _plan(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    stride: int,
+    key_stride: int,
+    causal: bool,
 ) -> None:
-    """Has cuDNN plan for chunks of every length on the grid, in the thread that calls: 60 ms each, not within a request."""
-    lengths = range(2 * GRID, _LONGEST_PLANNED + 1, GRID)
+    """Has cuDNN plan for everything that is attended to as it lies, 60 ms each, in the thread that calls: not within a request."""
+    sizes = range(_SHORTEST_PLANNED, _LONGEST_PLANNED + 1, GRID)
+    shapes = [(size, piece) for size in sizes for piece in ([size] if causal else planned_pieces(size))]
     query, keys = (
-        torch.zeros(lengths[-1], row // head_dim, head_dim, dtype=dtype, device=device)[:, :heads]
-        for heads, row in ((num_heads, stride), (num_kv_heads, key_stride))
+        torch.zeros(length, row // head_dim, head_dim, dtype=dtype, device=device)[:, :heads]
+        for length, heads, row in (
+            (_LONGEST_PLANNED, num_heads, stride),
+            (max(piece for _, piece in shapes), num_kv_heads, key_stride),
+        )
     )
-    for length in lengths:
-        part, part_keys = _as_heads(query[:length]), _as_heads(keys[:length])
-        Cudnn()._attend(part, part_keys, part_keys, 1.0, True, True)
+    for size, piece in shapes:
+        part = _as_heads(keys[:piece])
+        Cudnn()._attend(_as_heads(query[:size]), part, part, 1.0, causal, True)
+
+
+def is_planned(num_rows: int) -> bool:
+    """Whether chunks of so many rows are attended to as they lie."""
+    return num_rows % GRID == 0 and _SHORTEST_PLANNED <= num_rows <= _LONGEST_PLANNED
+
+
+def planned_pieces(num_rows: int) -> tuple[int, ...]:
+    """Numbers of keys in front of a chunk of so many rows that it is attended to as it lies with, the largest first.
+
+    The middle of a long prompt goes in chunks of the largest size; what is planned for other sizes is for its end.
+    """
+    if not is_planned(num_rows) or num_rows < _LONGEST_PLANNED // 2:
+        return ()
+    return (32_768, 24_576, 16_384, 8192) if num_rows == _LONGEST_PLANNED else (24_576, 8192)
 
 
 def library_chunk(
@@ -164,8 +190,8 @@ def library_chunk(
 
     Args:
         library: computes the parts.
-        query: [num_queries, num_heads, head_dim]. Where num_queries is a multiple of GRID, the three are taken as they lie, and
-            their last rows may be padding: finite, and not seen by the rows before. Otherwise copied unless contiguous.
+        query: [num_queries, num_heads, head_dim]. If is_planned(num_queries), the three are taken as they lie, and their last
+            rows may be padding: finite, and not seen by the rows before. Otherwise copied unless contiguous.
         key: [num_queries, num_kv_heads, head_dim] of the chunk itself, rotated.
         value: same.
         layer_cache: as in paged_decode.
@@ -177,18 +203,28 @@ def library_chunk(
         [num_queries, num_heads, head_dim], contiguous.
     """
     num_queries = query.shape[0]
-    arrange = _as_heads if num_queries % GRID == 0 else _as_dense_heads
+    arrange = _as_heads if is_planned(num_queries) else _as_dense_heads
     queries = arrange(query)
     # With sums or without them are two plans, and the sums cost nothing.
     total, total_lse = library.attend(queries, arrange(key), arrange(value), scale, causal=True, with_lse=True)
-    for start in range(0, context, PIECE):
-        length = min(PIECE, context - start)
-        keys, values = gather(layer_cache, block_table, start, length)
-        if num_queries % _COARSE_GRID or length % _COARSE_GRID:
+    for start, length in pieces(num_queries, context):
+        if length not in plannedpieces(num_queries):
             queries = _as_dense_heads(queries[0].transpose(0, 1))
+        keys, values = gather(layer_cache, block_table, start, length)
         part, part_lse = library.attend(queries, _as_heads(keys), _as_heads(values), scale, causal=False, with_lse=True)
         join(total, total_lse, part, part_lse)
     return total[0].transpose(0, 1)
+
+
+def pieces(num_queries: int, context: int) -> Iterator[tuple[int, int]]:
+    """A context cut up: start and length of each piece, planned ones first."""
+    start = 0
+    for length in plannedpieces(num_queries):
+        while context - start >= length:
+            yield start, length
+            start += length
+    for rest in range(start, context, PIECE):
+        yield rest, min(PIECE, context - rest)
 
 
 def gather(layer_cache: LayerCache, block_table: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:

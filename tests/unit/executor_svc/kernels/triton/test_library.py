@@ -8,7 +8,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.backend import TritonBackend
-from executor_svc.kernels.triton.library import GRID, Cudnn, gather, join, library_chunk
+from executor_svc.kernels.triton.library import Cudnn, gather, join, pieces
 from executor_svc.kernels.triton.prefill import packed_rows
 from tests.unit.executor_svc.kernels.batches import Shape
 from tests.unit.executor_svc.kernels.triton.steps import expected, make_rows_step
@@ -162,11 +162,21 @@ def test_packed_heads_are_taken_as_they_lie() -> None:
     assert library.queries == [(1536, False), (1536, True)], "the context is not on the grid"
 
 
-def test_a_context_on_the_coarse_grid_is_a_rectangle_of_the_same_queries() -> None:
-    step = make_rows_step(Shape(1, 1, 16, 16, 16), [4 * GRID + 2048], [4 * GRID])
-    wanted, _ = expected(step, scale=0.3)
-    query, key, value = torch.cat([step.query, step.key, step.value], 1).split(1, 1)
-    library = NotingLibrary()
-    out = library_chunk(library, query, key, value, step.cache, step.batch.block_tables[0], 2048, scale=0.3)
-    torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=1e-4)
-    assert library.queries == [(4 * GRID, False)] * 2
+@pytest.mark.parametrize(
+    ("num_rows", "context", "lengths"),
+    [
+        (8192, 8192, [8192]),
+        (8192, 24_576 + 100, [24_576, 100]),
+        (8192, 32_768 + 16_384 + 5000, [32_768, 16_384, 5000]),
+        (7680, 16_384, [8192, 8192]),
+        (7680, 24_576, [24_576]),
+        (2048, 40_000, [32_768, 7232]),
+        (7681, 8192, [8192]),
+        (8704, 100_000, [32_768, 32_768, 32_768, 1696]),
+        (1024, 0, []),
+    ],
+)
+def test_contexts_are_cut_into_planned_pieces_and_a_rest(num_rows: int, context: int, lengths: list[int]) -> None:
+    found = list(pieces(num_rows, context))
+    assert [length for _, length in found] == lengths
+    assert [start for start, _ in found] == [sum(lengths[:i]) for i in range(len(lengths))]
