@@ -145,7 +145,7 @@ def _plan(
     key_stride: int,
     causal: bool,
 ) -> None:
-    """Has cuDNN plan for everything that is attended to as it lies, 60 ms each, in the thread that calls: not within a request."""
+    """Has cuDNN plan, 60 ms each, all that is attended to as it lies, in the thread that calls: not within a request."""
     sizes = range(_SHORTEST_PLANNED, _LONGEST_PLANNED + 1, GRID)
     shapes = [(size, piece) for size in sizes for piece in ([size] if causal else planned_pieces(size))]
     query, keys = (
@@ -208,7 +208,7 @@ def library_chunk(
     # With sums or without them are two plans, and the sums cost nothing.
     total, total_lse = library.attend(queries, arrange(key), arrange(value), scale, causal=True, with_lse=True)
     for start, length in pieces(num_queries, context):
-        if length not in plannedpieces(num_queries):
+        if length not in planned_pieces(num_queries):
             queries = _as_dense_heads(queries[0].transpose(0, 1))
         keys, values = gather(layer_cache, block_table, start, length)
         part, part_lse = library.attend(queries, _as_heads(keys), _as_heads(values), scale, causal=False, with_lse=True)
@@ -219,7 +219,7 @@ def library_chunk(
 def pieces(num_queries: int, context: int) -> Iterator[tuple[int, int]]:
     """A context cut up: start and length of each piece, planned ones first."""
     start = 0
-    for length in plannedpieces(num_queries):
+    for length in planned_pieces(num_queries):
         while context - start >= length:
             yield start, length
             start += length
