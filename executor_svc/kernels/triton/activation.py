@@ -3,12 +3,14 @@
 Knows tensors; no model.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from executor_svc.kernels.triton.launch import Launch
+from executor_svc.kernels.triton.launch import Constants, Launch
 from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 SILU, GELU_TANH = 1, 2
@@ -64,21 +66,22 @@ def act_mul(gate_up: Tensor, out: Tensor, activation: str, *, overlap: bool | No
     if num_tokens == 0:
         return out
     overlap = overlap_on(out.device, overlap)
-    options = {"launch_pdl": True} if overlap else {}
     block = _BLOCK if num_tokens < _MANY_TOKENS else _LARGE_BLOCK
-    _act_mul_kernel(
+    _act_mul_kernel.launch(
         (num_tokens, triton.cdiv(width, block)),
+        _constants(width, block, activation, overlap),
         gate_up,
         out,
         gate_up.stride(0),
         out.stride(0),
-        WIDTH=width,
-        BLOCK=block,
-        ACTIVATION=ACTIVATIONS[activation],
-        OVERLAP=overlap,
-        **options,
     )
     return out
+
+
+@functools.cache
+def _constants(width: int, block: int, activation: str, overlap: bool) -> Constants:
+    options = {"launch_pdl": True} if overlap else {}
+    return Constants(WIDTH=width, BLOCK=block, ACTIVATION=ACTIVATIONS[activation], OVERLAP=overlap, **options)
 
 
 def act_mul_reference(gate_up: Tensor, activation: str) -> Tensor:

@@ -3,13 +3,15 @@
 Knows the pool's layout. Does not know attention, nor where slots come from. A negative slot is a token that is not kept.
 """
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache, Rotary
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
-from executor_svc.kernels.triton.launch import Launch
+from executor_svc.kernels.triton.launch import Constants, Launch
 from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 KERNEL = "rope_write_kv"
@@ -119,10 +121,22 @@ def rope_write_kv(
     config = config or lookup(KERNEL, {"heads": all_heads, "head_dim": head_dim})
     heads = config["heads_per_program"] if num_tokens * all_heads >= config["many_rows"] else 1
     heads = min(heads, triton.next_power_of_2(all_heads))
-    half = rotary_dim // 2
-    overlap = overlap_on(qkv.device, overlap)
-    _rope_write_kv_kernel(
-        (num_tokens, triton.cdiv(all_heads, heads)),
+    _rope_write_kv_kernel.launch(
+        (num_tokens, -(-all_heads // heads)),
+        _rope_constants(
+            num_heads,
+            num_kv_heads,
+            out_heads,
+            head_dim,
+            rotary_dim,
+            layer_cache.value.shape[2],
+            heads,
+            config["num_warps"] if heads > 1 else 1,
+            key_out is not None,
+            positions is not None,
+            q_norm_weight is not None,
+            overlap_on(qkv.device, overlap),
+        ),
         qkv,
         positions if positions is not None else slot_mapping,
         slot_mapping,
@@ -139,21 +153,41 @@ def rope_write_kv(
         qkv.stride(0),
         layer_cache.key.stride(0),
         layer_cache.value.stride(0),
+    )
+
+
+@functools.cache
+def _rope_constants(
+    num_heads: int,
+    num_kv_heads: int,
+    out_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    block_size: int,
+    heads: int,
+    num_warps: int,
+    has_key_out: bool,
+    has_positions: bool,
+    has_norm: bool,
+    overlap: bool,
+) -> Constants:
+    half, rest = rotary_dim // 2, head_dim - rotary_dim
+    return Constants(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
-        OUT_HEADS=query_out.shape[1],
+        OUT_HEADS=out_heads,
         HEAD_DIM=head_dim,
         HALF=half,
-        REST=head_dim - rotary_dim,
-        BLOCK_SIZE=layer_cache.value.shape[2],
+        REST=rest,
+        BLOCK_SIZE=block_size,
         HEADS=heads,
         PADDED_HALF=triton.next_power_of_2(max(half, 1)),
-        PADDED_REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
-        KEY_OUT=key_out is not None,
-        POSITIONS=positions is not None,
-        NORM=q_norm_weight is not None,
+        PADDED_REST=triton.next_power_of_2(max(rest, 1)),
+        KEY_OUT=has_key_out,
+        POSITIONS=has_positions,
+        NORM=has_norm,
         OVERLAP=overlap,
-        num_warps=config["num_warps"] if heads > 1 else 1,
+        num_warps=num_warps,
         **({"launch_pdl": True} if overlap else {}),
     )
 

@@ -26,6 +26,21 @@ from triton.runtime.jit import JITFunction
 _INT32_END, _INT64_END = 1 << 31, 1 << 63
 
 
+class Constants:
+    """Constants and options of a launch, good for many: whoever launches often keeps them."""
+
+    def __init__(self, **values: Any):
+        """Constants by parameter, options by name."""
+        self.values = values
+        self._hash = hash(frozenset(values.items()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constants) and self.values == other.values
+
+
 class Launch:
     """One kernel, launched on the current device and stream; a decorator above triton.jit."""
 
@@ -40,18 +55,22 @@ class Launch:
         self._variants: dict[tuple[Any, ...], _Variant] = {}
 
     def __call__(self, grid: tuple[int, ...], *arguments: Tensor | int | float, **constants: Any) -> None:
-        """As kernel[grid](*arguments, **constants).
+        """As kernel[grid](*arguments, **constants); see launch."""
+        self.launch(grid, Constants(**constants), *arguments)
+
+    def launch(self, grid: tuple[int, ...], constants: Constants, *arguments: Tensor | int | float) -> None:
+        """Queues the kernel.
 
         Args:
             grid: programs, in up to three dimensions.
-            arguments: for all parameters that are no constants, in order; tensors of the current device.
-            constants: for all others, and options.
+            constants: for all parameters that are constants, and options.
+            arguments: for all others, in order; tensors of the current device.
         """
         if not self._is_compiled or _has_listeners():
-            self._kernel[grid](*arguments, **constants)
+            self._kernel[grid](*arguments, **constants.values)
             return
         device = driver.active.get_current_device()
-        key: list[Any] = [device, *constants.items()]
+        key: list[Any] = [device, constants]
         values: list[int | float] = []
         for argument in arguments:
             if isinstance(argument, Tensor):
@@ -65,15 +84,15 @@ class Launch:
                 key.append(None)
                 values.append(argument)
             else:
-                self._kernel[grid](*arguments, **constants)
+                self._kernel[grid](*arguments, **constants.values)
                 return
         variant = self._variants.get(tuple(key))
         if variant is None:
             # Checks the arguments as well: where its tensors are, and their number.
-            compiled = self._kernel.run(*arguments, grid=grid, warmup=False, **constants)
+            compiled = self._kernel.run(*arguments, grid=grid, warmup=False, **constants.values)
             names = self._kernel.arg_names[len(arguments) :]
-            if compiled is not None and all(name in constants for name in names):
-                self._variants[tuple(key)] = _Variant(compiled, tuple(constants[name] for name in names))
+            if compiled is not None and all(name in constants.values for name in names):
+                self._variants[tuple(key)] = _Variant(compiled, tuple(constants.values[name] for name in names))
             return
         variant.launch(grid, driver.active.get_current_stream(device), values)
 

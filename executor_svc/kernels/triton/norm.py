@@ -10,12 +10,14 @@ w and means 1 + w (Gemma) passes offset=1.
 With rows, only those are computed, into as many rows of out, and the residual stream stays as it is.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from executor_svc.kernels.triton.launch import Launch
+from executor_svc.kernels.triton.launch import Constants, Launch
 from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
 
@@ -125,11 +127,10 @@ def _run(
     if num_rows == 0:
         return out
     overlap = overlap_on(x.device, overlap)
-    options = {"launch_pdl": True} if overlap else {}
-    block = triton.next_power_of_2(width)
     target = out if residual is None else residual
-    _rms_norm_kernel(
+    _rms_norm_kernel.launch(
         (num_rows,),
+        _constants(width, residual is not None, post_weight is not None, rows is not None, overlap),
         x,
         target,
         weight if post_weight is None else post_weight,
@@ -141,16 +142,23 @@ def _run(
         out.stride(0),
         epsilon,
         offset,
-        WIDTH=width,
-        BLOCK=block,
-        HAS_RESIDUAL=residual is not None,
-        HAS_POST=post_weight is not None,
-        HAS_ROWS=rows is not None,
-        OVERLAP=overlap,
-        num_warps=min(max(block // 512, 1), 16),
-        **options,
     )
     return out
+
+
+@functools.cache
+def _constants(width: int, has_residual: bool, has_post: bool, has_rows: bool, overlap: bool) -> Constants:
+    block = triton.next_power_of_2(width)
+    return Constants(
+        WIDTH=width,
+        BLOCK=block,
+        HAS_RESIDUAL=has_residual,
+        HAS_POST=has_post,
+        HAS_ROWS=has_rows,
+        OVERLAP=overlap,
+        num_warps=min(max(block // 512, 1), 16),
+        **({"launch_pdl": True} if overlap else {}),
+    )
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, epsilon: float, *, offset: float = 0.0) -> Tensor:
