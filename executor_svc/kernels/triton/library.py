@@ -190,9 +190,10 @@ def library_chunk(
 
     Args:
         library: computes the parts.
-        query: [num_queries, num_heads, head_dim]. If is_planned(num_queries), the three are taken as they lie, and their last
-            rows may be padding: finite, and not seen by the rows before. Otherwise copied unless contiguous.
-        key: [num_queries, num_kv_heads, head_dim] of the chunk itself, rotated.
+        query: [num_queries, num_heads, head_dim]; rows may be strided.
+        key: [num_queries, num_kv_heads, head_dim] of the chunk itself, rotated; rows may be strided. The three are copied unless
+            they are parts of the same rows and is_planned(num_queries). Then their last rows may be padding: finite, and not seen
+            by the rows before.
         value: same.
         layer_cache: as in paged_decode.
         block_table: int32 [max_blocks] of the sequence.
@@ -202,8 +203,13 @@ def library_chunk(
     Returns:
         [num_queries, num_heads, head_dim], contiguous.
     """
-    num_queries = query.shape[0]
-    arrange = _as_heads if is_planned(num_queries) else _as_dense_heads
+    asked, num_queries = query.shape[0], -(-query.shape[0] // GRID) * GRID
+    if is_planned(num_queries) and query.shape[2] == value.shape[2]:
+        arrange = _as_heads
+        if asked < num_queries or not _are_packed(query, key, value):
+            query, key, value = _packed(query, key, value, num_queries)
+    else:
+        arrange, num_queries = _as_dense_heads, asked
     queries = arrange(query)
     # With sums or without them are two plans, and the sums cost nothing.
     total, total_lse = library.attend(queries, arrange(key), arrange(value), scale, causal=True, with_lse=True)
@@ -213,7 +219,22 @@ def library_chunk(
         keys, values = gather(layer_cache, block_table, start, length)
         part, part_lse = library.attend(queries, _as_heads(keys), _as_heads(values), scale, causal=False, with_lse=True)
         join(total, total_lse, part, part_lse)
-    return total[0].transpose(0, 1)
+    return total[0].transpose(0, 1)[:asked]
+
+
+def _are_packed(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether queries, keys and values of a token may be parts of one row."""
+    return query.stride(0) == key.stride(0) == value.stride(0) > query.shape[1] * query.shape[2]
+
+
+def _packed(query: Tensor, key: Tensor, value: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Copies with queries, keys and values of a token in one row, and rows of zeros up to num_rows."""
+    num_tokens, sizes = query.shape[0], (query.shape[1], key.shape[1], value.shape[1])
+    heads = query.new_empty(num_rows, sum(sizes), query.shape[2])
+    torch.cat([query, key, value], 1, out=heads[:num_tokens])
+    heads[num_tokens:].zero_()
+    query, key, value = heads.split_with_sizes(sizes, 1)
+    return query, key, value
 
 
 def pieces(num_queries: int, context: int) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.backend import TritonBackend
-from executor_svc.kernels.triton.library import Cudnn, gather, join, pieces
+from executor_svc.kernels.triton.library import Cudnn, gather, join, library_chunk, pieces
 from executor_svc.kernels.triton.prefill import packed_rows
 from tests.unit.executor_svc.kernels.batches import Shape
 from tests.unit.executor_svc.kernels.triton.steps import expected, make_rows_step
@@ -160,6 +160,18 @@ def test_packed_heads_are_taken_as_they_lie() -> None:
     torch.testing.assert_close(step.cache.key, wanted_cache.key, equal_nan=True)
     torch.testing.assert_close(step.cache.value, wanted_cache.value, equal_nan=True)
     assert library.queries == [(1536, False), (1536, True)], "the context is not on the grid"
+
+
+@pytest.mark.parametrize(("num_tokens", "queries"), [(600, [(1024, False)]), (1024, [(1024, False)]), (500, [(500, True)])])
+def test_other_heads_are_packed_if_there_is_a_plan(num_tokens: int, queries: list[tuple[int, bool]]) -> None:
+    query, key, value = torch.randn(num_tokens, 2, 16), torch.randn(num_tokens, 3, 16)[:, 1:2], torch.randn(num_tokens, 1, 16)
+    cache = LayerCache(torch.zeros(1, 1, 16, 16), torch.zeros(1, 1, 16, 16))
+    library = NotingLibrary()
+    out = library_chunk(library, query, key, value, cache, torch.zeros(1, dtype=torch.int32), 0, scale=0.3)
+    heads = (x.transpose(0, 1)[None] for x in (query, key, value))
+    wanted, _ = PlainLibrary().attend(*heads, 0.3, causal=True, with_lse=True)
+    torch.testing.assert_close(out, wanted[0].transpose(0, 1))
+    assert library.queries == queries
 
 
 @pytest.mark.parametrize(
