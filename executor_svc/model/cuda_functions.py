@@ -92,7 +92,7 @@ def triton_attention(
         sinks=None,
     )
     context.note_attended(call.layer_idx)
-    return out[:num_tokens].flatten(1)
+    return (out if out.shape[0] == num_tokens else out[:num_tokens]).flatten(1)
 
 
 def rows_as_decodes(batch: AttentionBatch, positions: Tensor, rows: Tensor) -> AttentionBatch:
@@ -127,11 +127,12 @@ def _room_for_heads(
     num_tokens, sizes = qkv.shape[0], (part.num_heads, part.num_kv_heads, part.num_kv_heads)
     num_rows = packed_rows(batch) if of_all else None
     if num_rows is not None:
-        heads = qkv.new_empty(num_rows, sum(sizes), part.head_dim)
+        heads = turned = qkv.new_empty(num_rows, sum(sizes), part.head_dim)
         if num_rows > num_tokens:
-            heads[num_tokens:].zero_()
+            turned, padding = heads[:num_tokens], heads[num_tokens:]
+            padding.zero_()
         query, key, value = heads.split_with_sizes(sizes, 1)
-        return query, key, value, heads[:num_tokens], None
+        return query, key, value, turned, None
     value = qkv.view(num_tokens, -1, part.head_dim)[:, part.num_heads + part.num_kv_heads :]
     query = qkv.new_empty(num_tokens, part.num_heads, part.head_dim)
     if not of_all or batch.num_decodes == batch.num_seqs:  # decodes read all keys from the cache

@@ -24,20 +24,16 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
-from executor_svc.kernels.triton.launch import Launch
-from executor_svc.kernels.triton.scores import LOG2E
+from executor_svc.kernels.triton.parts import gather, join
 
 PIECE = 32_768
 """Keys of a context that are gathered at once: bounds the scratch memory."""
 GRID = 512
 """Chunks whose number of rows is a multiple of this, and not too large, are attended to as they lie; each length has a plan."""
 _SHORTEST_PLANNED, _LONGEST_PLANNED = 1024, 8192
-_TILE = 64
 log = logging.getLogger(__name__)
 
 
@@ -219,7 +215,8 @@ def library_chunk(
         keys, values = gather(layer_cache, block_table, start, length)
         part, part_lse = library.attend(queries, _as_heads(keys), _as_heads(values), scale, causal=False, with_lse=True)
         join(total, total_lse, part, part_lse)
-    return total[0].transpose(0, 1)[:asked]
+    out = total[0].transpose(0, 1)
+    return out if asked == num_queries else out[:asked]
 
 
 def _are_packed(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -248,66 +245,6 @@ def pieces(num_queries: int, context: int) -> Iterator[tuple[int, int]]:
         yield rest, min(PIECE, context - rest)
 
 
-def gather(layer_cache: LayerCache, block_table: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
-    """Keys [length, num_kv_heads, head_dim_k] and values of positions [start, start + length) of one sequence."""
-    _, num_kv_heads, block_size, head_dim_v = layer_cache.value.shape
-    head_dim_k = layer_cache.key.shape[3]
-    keys = layer_cache.key.new_empty(length, num_kv_heads, head_dim_k)
-    values = layer_cache.value.new_empty(length, num_kv_heads, head_dim_v)
-    _gather_kernel(
-        (triton.cdiv(length, _TILE), num_kv_heads),
-        layer_cache.key,
-        layer_cache.value,
-        block_table,
-        keys,
-        values,
-        start,
-        length,
-        layer_cache.key.stride(0),
-        layer_cache.value.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM_K=head_dim_k,
-        HEAD_DIM_V=head_dim_v,
-        PADDED_K=triton.next_power_of_2(head_dim_k),
-        PADDED_V=triton.next_power_of_2(head_dim_v),
-        BLOCK_SIZE=block_size,
-        TILE=_TILE,
-    )
-    return keys, values
-
-
-def join(total: Tensor, total_lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Adds a part of the keys to what the others gave, in place.
-
-    Args:
-        total: [1, num_heads, num_queries, head_dim], any strides but the last dimension contiguous.
-        total_lse: float32 [1, num_heads, num_queries, 1], natural logarithm of the sum of exponentials; any strides.
-        part: as total, over other keys.
-        part_lse: as total_lse.
-    """
-    _, num_heads, num_queries, head_dim = total.shape
-    _join_kernel(
-        (num_queries,),
-        total,
-        total_lse,
-        part,
-        part_lse,
-        total.stride(1),
-        total.stride(2),
-        total_lse.stride(1),
-        total_lse.stride(2),
-        part.stride(1),
-        part.stride(2),
-        part_lse.stride(1),
-        part_lse.stride(2),
-        NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
-        HEADS=triton.next_power_of_2(num_heads),
-        PADDED=triton.next_power_of_2(head_dim),
-        num_warps=4,
-    )
-
-
 def _as_heads(rows: Tensor) -> Tensor:
     """[num_tokens, num_heads, head_dim] as [1, num_heads, num_tokens, head_dim]."""
     return rows.transpose(0, 1).unsqueeze(0)
@@ -321,86 +258,3 @@ def _as_dense_heads(rows: Tensor) -> Tensor:
 def _is_dense(heads: Tensor) -> bool:
     """Whether heads [1, num_heads, num_tokens, head_dim] lie as _as_dense_heads makes them."""
     return heads.transpose(1, 2).is_contiguous()
-
-
-@Launch
-@triton.jit(do_not_specialize=["start", "length"], do_not_specialize_on_alignment=["table_ptr"])
-def _gather_kernel(
-    key_cache_ptr,
-    value_cache_ptr,
-    table_ptr,
-    keys_ptr,
-    values_ptr,
-    start,
-    length,
-    key_stride,
-    value_stride,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM_K: tl.constexpr,
-    HEAD_DIM_V: tl.constexpr,
-    PADDED_K: tl.constexpr,
-    PADDED_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    kv_head = tl.program_id(1)
-    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    inside = rows < length
-    positions = start + rows
-    blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    in_block = kv_head * BLOCK_SIZE + positions % BLOCK_SIZE
-    out_rows = rows.to(tl.int64) * NUM_KV_HEADS + kv_head
-    dims = tl.arange(0, PADDED_K)
-    mask = inside[:, None] & (dims < HEAD_DIM_K)[None, :]
-    keys = tl.load(key_cache_ptr + (blocks * key_stride + in_block * HEAD_DIM_K)[:, None] + dims[None, :], mask=mask, other=0.0)
-    tl.store(keys_ptr + (out_rows * HEAD_DIM_K)[:, None] + dims[None, :], keys, mask=mask)
-    dims = tl.arange(0, PADDED_V)
-    mask = inside[:, None] & (dims < HEAD_DIM_V)[None, :]
-    value_rows = blocks * value_stride + in_block * HEAD_DIM_V
-    values = tl.load(value_cache_ptr + value_rows[:, None] + dims[None, :], mask=mask, other=0.0)
-    tl.store(values_ptr + (out_rows * HEAD_DIM_V)[:, None] + dims[None, :], values, mask=mask)
-
-
-# Strides of log-sum-exps can change from call to call; those of the parts do not, and have to be known for wide loads.
-@Launch
-@triton.jit(
-    do_not_specialize=["total_lse_head_stride", "total_lse_query_stride", "part_lse_head_stride", "part_lse_query_stride"]
-)
-def _join_kernel(
-    total_ptr,
-    total_lse_ptr,
-    part_ptr,
-    part_lse_ptr,
-    total_head_stride,
-    total_query_stride,
-    total_lse_head_stride,
-    total_lse_query_stride,
-    part_head_stride,
-    part_query_stride,
-    part_lse_head_stride,
-    part_lse_query_stride,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
-    PADDED: tl.constexpr,
-):
-    query = tl.program_id(0).to(tl.int64)
-    heads = tl.arange(0, HEADS)
-    dims = tl.arange(0, PADDED)
-    head_mask = heads < NUM_HEADS
-    mask = head_mask[:, None] & (dims < HEAD_DIM)[None, :]
-    total_lse_ptrs = total_lse_ptr + query * total_lse_query_stride + heads * total_lse_head_stride
-    part_lse_ptrs = part_lse_ptr + query * part_lse_query_stride + heads * part_lse_head_stride
-    total_lse = tl.load(total_lse_ptrs, mask=head_mask, other=0.0) * LOG2E
-    part_lse = tl.load(part_lse_ptrs, mask=head_mask, other=0.0) * LOG2E
-    highest = tl.maximum(total_lse, part_lse)
-    of_total = tl.exp2(total_lse - highest)
-    of_part = tl.exp2(part_lse - highest)
-    both = of_total + of_part
-    total_ptrs = total_ptr + query * total_query_stride + (heads * total_head_stride)[:, None] + dims[None, :]
-    part_ptrs = part_ptr + query * part_query_stride + (heads * part_head_stride)[:, None] + dims[None, :]
-    total = tl.load(total_ptrs, mask=mask, other=0.0).to(tl.float32)
-    part = tl.load(part_ptrs, mask=mask, other=0.0).to(tl.float32)
-    joined = total * (of_total / both)[:, None] + part * (of_part / both)[:, None]
-    tl.store(total_ptrs, joined.to(total_ptr.dtype.element_ty), mask=mask)
-    tl.store(total_lse_ptrs, (highest + tl.log2(both)) / LOG2E, mask=head_mask)

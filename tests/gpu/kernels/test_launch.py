@@ -18,12 +18,12 @@ def test_alignments_sizes_and_strides_that_change_between_calls() -> None:
     launch = Launch(scaled_rows)
     memory = torch.randn(5000, device=DEVICE).to(torch.bfloat16)
     ids = torch.randint(9, (40,), device=DEVICE)
-    cases = list(product((0, 1, 8, 3), (0, 1, 2), (1, 5, 16, 33, 48, 64), (1, 16, 17, 64, 250)))
-    for _ in range(3):  # the first may go Triton's way
+    cases = list(product((0, 1, 8), (0, 1), (1, 5, 16, 33), (1, 16, 17, 250)))
+    for _ in range(2):  # the first may go Triton's way
         for start, ids_at, size, stride in cases:
             x, picked = memory[start:], ids[ids_at : ids_at + 7]
             wanted = scaled_rows_reference(x, picked, size, stride, 0.37, 2)
-            for grid, width, dtype in (((7, 4), 16, torch.float32), ((7, 1), 64, torch.float32), ((7, 2), 32, torch.bfloat16)):
+            for grid, width, dtype in (((7, 4), 16, torch.float32), ((7, 2), 32, torch.bfloat16)):
                 # The odd start of the result is a variant of its own.
                 out = torch.full((start + 7 * size,), float("nan"), dtype=dtype, device=DEVICE)
                 plain = torch.full_like(out, float("nan"))

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.backend import TritonBackend
-from executor_svc.kernels.triton.library import Cudnn, gather, join, library_chunk, pieces
+from executor_svc.kernels.triton.library import Cudnn, library_chunk, pieces
+from executor_svc.kernels.triton.parts import gather, join
 from executor_svc.kernels.triton.prefill import packed_rows
 from tests.unit.executor_svc.kernels.batches import Shape
 from tests.unit.executor_svc.kernels.triton.steps import expected, make_rows_step
@@ -168,8 +169,8 @@ def test_other_heads_are_packed_if_there_is_a_plan(num_tokens: int, queries: lis
     cache = LayerCache(torch.zeros(1, 1, 16, 16), torch.zeros(1, 1, 16, 16))
     library = NotingLibrary()
     out = library_chunk(library, query, key, value, cache, torch.zeros(1, dtype=torch.int32), 0, scale=0.3)
-    heads = (x.transpose(0, 1)[None] for x in (query, key, value))
-    wanted, _ = PlainLibrary().attend(*heads, 0.3, causal=True, with_lse=True)
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (query, key, value))
+    wanted, _ = PlainLibrary().attend(queries, keys, values, 0.3, causal=True, with_lse=True)
     torch.testing.assert_close(out, wanted[0].transpose(0, 1))
     assert library.queries == queries
 

@@ -84,9 +84,10 @@ def wanted_rows(model: Any, stacked: StackedModel, *, many_tokens: int, trimmed_
         ([(0, 18, 19), (1, 4, 5), (2, 5, 6)], [0, 1, 2]),
     ):
         batch = packed_batch(parts, [[3, 1], [2], [4]], block_size=16)
-        lens = {"query_lens": [stop - start for _, start, stop in parts], "kv_lens": [stop for _, _, stop in parts]}
+        query_lens, kv_lens = [stop - start for _, start, stop in parts], [stop for _, _, stop in parts]
+        batch = dataclasses.replace(batch, query_lens=query_lens, kv_lens=kv_lens)
         positions = torch.cat([torch.arange(start, stop) for _, start, stop in parts])
-        with use(ForwardContext(dataclasses.replace(batch, **lens), backend, caches)):
+        with use(ForwardContext(batch, backend, caches)):
             ids, rows = (positions * 3 + 1)[None] % 20, torch.tensor(keep, dtype=torch.int64)
             out = model(input_ids=ids, position_ids=positions[None], use_cache=False, logits_to_keep=rows)
         found.append(out.logits[0])
