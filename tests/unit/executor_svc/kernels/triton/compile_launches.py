@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.runtime.driver import driver
 
 from executor_svc.kernels.triton.launch import Constants, Launch
-from tests.unit.executor_svc.kernels.triton.compile_only import CompileOnlyDriver, driver
+from tests.unit.executor_svc.kernels.triton.compile_only import CompileOnlyDriver
 from tests.unit.executor_svc.kernels.triton.launch_kernel import scaled_rows
 
 

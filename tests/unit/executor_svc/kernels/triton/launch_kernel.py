@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["picked"])
-def scaled_rows(x, picked, out, size, stride, factor, WIDTH: tl.constexpr, ADD: tl.constexpr):  # noqa: N803
+@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["picked"])  # type: ignore[untyped-decorator]
+def scaled_rows(x, picked, out, size, stride, factor, WIDTH: tl.constexpr, ADD: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """out[row, i] = factor * x[picked[row] * stride + i] + ADD for the first size columns."""
     row = tl.program_id(0)
     at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)

@@ -169,8 +169,8 @@ def test_other_heads_are_packed_if_there_is_a_plan(num_tokens: int, queries: lis
     cache = LayerCache(torch.zeros(1, 1, 16, 16), torch.zeros(1, 1, 16, 16))
     library = NotingLibrary()
     out = library_chunk(library, query, key, value, cache, torch.zeros(1, dtype=torch.int32), 0, scale=0.3)
-    queries, keys, values = (x.transpose(0, 1)[None] for x in (query, key, value))
-    wanted, _ = PlainLibrary().attend(queries, keys, values, 0.3, causal=True, with_lse=True)
+    query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
+    wanted, _ = PlainLibrary().attend(query, key, value, 0.3, causal=True, with_lse=True)
     torch.testing.assert_close(out, wanted[0].transpose(0, 1))
     assert library.queries == queries
 
