@@ -11,6 +11,7 @@ from torch import Tensor
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
 from executor_svc.kernels.triton.decode_kernel import paged_decode_kernel
+from executor_svc.kernels.triton.decode_shared import SharedParts
 from executor_svc.kernels.triton.overlap import can_overlap
 from executor_svc.kernels.triton.scores import check_heads, dot_precision, padded
 
@@ -85,6 +86,7 @@ def paged_decode(
     sinks: Tensor | None,
     workspace: DecodeWorkspace,
     config: Config | None = None,
+    shared: SharedParts | None = None,
     overlap: bool = False,
 ) -> None:
     """Attention of one query per sequence, in one launch whose shape depends on the arguments' shapes only.
@@ -101,12 +103,14 @@ def paged_decode(
         sinks: [num_heads], the score of an extra column of each head that has no value; None: none.
         workspace: for at least num_seqs sequences and these heads.
         config: None: the tuned one.
+        shared: what attend_shared has queued right before, with the same query and scale and the same block_tables; None: all
+            keys of every sequence are read here. Not together with window.
         overlap: begin before the kernel in front has ended, see overlap.py. What writes block_tables and seq_lens must then
             have ended before the kernel in front began. Off, because programs that are placed between those of another
             kernel are no longer spread evenly, which costs more than the early start gains.
 
     Raises:
-        ValueError: shapes that do not fit together, or more sequences than the workspace is for.
+        ValueError: shapes that do not fit together, more sequences than the workspace is for, or shared parts with a window.
     """
     check_heads(query, layer_cache)
     num_seqs, num_heads, head_dim_k = query.shape
@@ -115,6 +119,9 @@ def paged_decode(
         return
     if num_seqs > workspace.max_num_seqs or workspace.partial_out.shape[2:] != (num_heads, head_dim_v):
         raise ValueError(f"the workspace is not for {num_seqs} sequences, {num_heads} heads and values of {head_dim_v}")
+    if shared is not None and window is not None:
+        raise ValueError(f"keys that are shared are visible to all, which a window of {window} denies")
+    overlap = overlap or (shared is not None and shared.overlap)
     group = num_heads // num_kv_heads
     few_rows = triton.next_power_of_2(group)
     config = config or decode_config(query, layer_cache)
@@ -132,6 +139,10 @@ def paged_decode(
         workspace.partial_out,
         workspace.partial_sums,
         workspace.arrived,
+        seq_lens if shared is None else shared.own_starts,
+        workspace.arrived if shared is None else shared.workspace.places,
+        workspace.partial_out if shared is None else shared.workspace.part_out,
+        workspace.partial_sums if shared is None else shared.workspace.part_sums,
         num_seqs,
         num_ranges,
         scale,
@@ -157,6 +168,9 @@ def paged_decode(
         WINDOW=window is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
+        SHARED=shared is not None,
+        SHARED_ROWS=0 if shared is None else shared.rows,
+        SHARED_AT_ONCE=max(1, 4096 // (padded(group) * padded(head_dim_v))),
         STAGES=config["stages"],
         PRECISION=dot_precision(query),
         OVERLAP=overlap,
