@@ -68,7 +68,11 @@ class _Group:
 
 
 class PrefixIndex:
-    """The tables of the sequences that decode, in order. Its groups change only when a sequence joins or leaves."""
+    """The tables of the sequences that decode, in order. Its groups change only when a sequence joins or leaves.
+
+    Attributes:
+        latest: the groups of the last step with decodes.
+    """
 
     def __init__(self, block_size: int):
         """Nothing decodes.
@@ -83,7 +87,7 @@ class PrefixIndex:
         self._order: list[int] = []  # rows
         self._lcps: list[int] = []  # blocks that each has in common with the next; as long as the order, the last is 0
         self._key_of: dict[int, bytes] = {}
-        self._groups: PrefixGroups | None = None
+        self.latest: PrefixGroups | None = None
 
     def groups(
         self, rows: npt.NDArray[np.int64], tenancies: npt.NDArray[np.int64], seq_lens: Ints32, block_tables: Ints32
@@ -99,7 +103,7 @@ class PrefixIndex:
         if len(rows) == 0:
             return None  # those that decode wait for a step of chunks, and come back
         if np.array_equal(rows, self._rows) and np.array_equal(tenancies, self._tenancies):
-            return self._groups
+            return self.latest
         before = dict(zip(self._rows.tolist(), self._tenancies.tolist(), strict=True))
         now = dict(zip(rows.tolist(), tenancies.tolist(), strict=True))
         for row, tenancy in before.items():
@@ -110,8 +114,8 @@ class PrefixIndex:
                 num_full = (int(seq_lens[place]) - 1) // self._block_size
                 self._join(row, block_tables[place, :num_full].tobytes())
         self._rows, self._tenancies = rows.copy(), tenancies.copy()
-        self._groups = self._find()
-        return self._groups
+        self.latest = self._find()
+        return self.latest
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the index contradicts itself."""

@@ -99,7 +99,7 @@ class CudaRunner:
         self._draw = draw
         self._stream = stream
         self._rows = RowTable(limits.max_num_seqs)
-        self._prefixes = PrefixIndex(limits.block_size)
+        self.prefixes = PrefixIndex(limits.block_size)
         self._results = ResultThread()
         self._under_way: deque[PendingStep] = deque()
 
@@ -108,7 +108,7 @@ class CudaRunner:
         self._results.drain()
         self._under_way.clear()
         self.batch.clear()
-        self._prefixes = PrefixIndex(self.batch.limits.block_size)
+        self.prefixes = PrefixIndex(self.batch.limits.block_size)
 
     def close(self) -> None:
         """Ends the result thread after the steps that are under way."""
@@ -230,7 +230,7 @@ class CudaRunner:
     def _groups(self, packed: PackedStep[SamplingParams]) -> PrefixGroups | None:
         """Decodes that share their first blocks."""
         num, rows = packed.num_decodes, packed.rows[: packed.num_decodes]
-        return self._prefixes.groups(rows, self.batch.tenancies(rows), packed.seq_lens[:num], packed.block_tables[:num])
+        return self.prefixes.groups(rows, self.batch.tenancies(rows), packed.seq_lens[:num], packed.block_tables[:num])
 
     def _replay(
         self, packed: PackedStep[SamplingParams], input_ids: npt.NDArray[np.int64], groups: PrefixGroups | None
