@@ -19,8 +19,10 @@ from tests.unit.executor_svc.model.tiny import config_of, save_config
 
 NUM_SEQS, NUM_SHARED, NUM_OWN, NUM_STEPS, BLOCK = 40, 784, 9, 24, 16
 CONFIGS = {
-    "llama": lambda: config_of("LlamaConfig"),
-    "gemma3": lambda: config_of("Gemma3TextConfig", head_dim=16, sliding_window=19, query_pre_attn_scalar=20),
+    "llama": lambda: config_of("LlamaConfig", max_position_embeddings=1024),
+    "gemma3": lambda: config_of(
+        "Gemma3TextConfig", head_dim=16, sliding_window=19, query_pre_attn_scalar=20, max_position_embeddings=1024
+    ),
 }
 
 
