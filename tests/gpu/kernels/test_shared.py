@@ -31,6 +31,7 @@ SHAPES = {
     "phi-bf16": Shape(4, 4, 80, 80, 16, BF16),
     "gemma-bf16": Shape(4, 1, 256, 256, 16, BF16),
     "gemma-fp32": Shape(4, 1, 256, 256, 16, FP32),
+    "mla-fp16": Shape(4, 4, 192, 128, 16, FP16),
     "eight_heads-bf16": Shape(8, 1, 64, 64, 16, BF16),
     "blocks_of_five-bf16": Shape(6, 2, 64, 64, 5, BF16),
 }
