@@ -16,6 +16,8 @@ from executor_svc.kernels.triton.overlap import can_overlap
 from executor_svc.kernels.triton.scores import check_heads, dot_precision, padded
 
 KERNEL = "paged_decode"
+OWN_KERNEL = "paged_decode_own"
+"""The same where what sequences share has been read before: each has few keys left."""
 MAX_PROGRAMS_PER_SM = 8
 
 # tile: keys per step; stages: tiles in flight, this one included; programs_per_sm: how many ranges the row is cut into.
@@ -26,6 +28,16 @@ register_defaults(
         86: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
         90: {"tile": 64, "num_warps": 2, "stages": 3, "programs_per_sm": 2},
         120: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
+    },
+)
+
+register_defaults(
+    OWN_KERNEL,
+    {
+        80: {"tile": 32, "num_warps": 1, "stages": 4, "programs_per_sm": 4},
+        86: {"tile": 32, "num_warps": 1, "stages": 3, "programs_per_sm": 4},
+        90: {"tile": 32, "num_warps": 1, "stages": 4, "programs_per_sm": 4},
+        120: {"tile": 32, "num_warps": 1, "stages": 3, "programs_per_sm": 4},
     },
 )
 
@@ -60,10 +72,10 @@ def num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def decode_config(query: Tensor, layer_cache: LayerCache) -> Config:
+def decode_config(query: Tensor, layer_cache: LayerCache, kernel: str = KERNEL) -> Config:
     """The configuration that paged_decode uses."""
     return lookup(
-        KERNEL,
+        kernel,
         {
             "head_dim_k": query.shape[2],
             "head_dim_v": layer_cache.value.shape[3],
@@ -124,7 +136,7 @@ def paged_decode(
     overlap = overlap or (shared is not None and shared.overlap)
     group = num_heads // num_kv_heads
     few_rows = triton.next_power_of_2(group)
-    config = config or decode_config(query, layer_cache)
+    config = config or decode_config(query, layer_cache, KERNEL if shared is None else OWN_KERNEL)
     # Elements of 4 bytes take twice the memory per tile.
     tile = config["tile"] if query.element_size() == 2 else max(16, config["tile"] // 2)
     num_ranges = max(1, min(workspace.max_splits, workspace.num_sms * config["programs_per_sm"] // num_kv_heads))
@@ -170,7 +182,6 @@ def paged_decode(
         SINKS=sinks is not None,
         SHARED=shared is not None,
         SHARED_ROWS=0 if shared is None else shared.rows,
-        SHARED_AT_ONCE=max(1, 4096 // (padded(group) * padded(head_dim_v))),
         STAGES=config["stages"],
         PRECISION=dot_precision(query),
         OVERLAP=overlap,

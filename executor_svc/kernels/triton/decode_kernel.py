@@ -70,7 +70,6 @@ def paged_decode_kernel(
     SINKS: tl.constexpr,
     SHARED: tl.constexpr,
     SHARED_ROWS: tl.constexpr,
-    SHARED_AT_ONCE: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -134,6 +133,8 @@ def paged_decode_kernel(
         query_offsets = seq * query_stride + heads[:, None] * HEAD_DIM_K + dims_k[None, :]
         query = tl.load(query_ptr + query_offsets, mask=query_mask, other=0.0)
 
+        if SHARED and not OVERLAP:
+            first_slot, num_slots, shared_row = _place(places_ptr + seq * PLACE, (first_tile == 0) & (first_key > 0))
         highest = tl.full([ROWS], LOWEST, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, PADDED_V], tl.float32)
@@ -162,25 +163,31 @@ def paged_decode_kernel(
             blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)
 
         if SHARED:
-            # The kernel in front computes the shared parts, and is not needed before.
-            wait_for_previous(OVERLAP)
-            highest, total, acc = add_shared_parts(
-                highest,
-                total,
-                acc,
-                places_ptr + seq * PLACE,
-                (first_tile == 0) & (first_key > 0),
-                kv_head,
-                rows,
-                dims_v,
-                shared_out_ptr,
-                shared_sums_ptr,
-                NUM_KV_HEADS,
-                GROUP,
-                HEAD_DIM_V,
-                SHARED_ROWS,
-                SHARED_AT_ONCE,
-            )
+            if OVERLAP:
+                # The kernel in front computes the shared parts, and is not needed before.
+                wait_for_previous(OVERLAP)
+                first_slot, num_slots, shared_row = _place(places_ptr + seq * PLACE, (first_tile == 0) & (first_key > 0))
+            if num_slots > 0:
+                highest, total, acc = add_shared_parts(
+                    highest,
+                    total,
+                    acc,
+                    first_slot,
+                    num_slots,
+                    shared_row,
+                    kv_head,
+                    dims_v,
+                    shared_out_ptr,
+                    shared_sums_ptr,
+                    NUM_KV_HEADS,
+                    GROUP,
+                    ROWS,
+                    FEW_ROWS,
+                    HEAD_DIM_V,
+                    PADDED_V,
+                    SHARED_ROWS,
+                    AT_ONCE,
+                )
 
         next_len = tl.load(seq_lens_ptr + seq + 1, mask=seq < last_seq, other=0)
         next_key = _first_key(next_len, window, own_starts_ptr + seq + 1, seq < last_seq, BLOCK_SIZE, WINDOW, SHARED)
@@ -236,6 +243,14 @@ def _first_key(seq_lens, window, own_starts_ptr, mask, BLOCK_SIZE: tl.constexpr,
     if SHARED:
         first = tl.load(own_starts_ptr, mask=mask, other=0)
     return first
+
+
+@triton.jit
+def _place(place_ptr, is_shared):
+    """A sequence's place among shared parts; no slots for one that has none, or is not begun here."""
+    first_slot = tl.load(place_ptr, mask=is_shared, other=0)
+    num_slots = tl.load(place_ptr + 1, mask=is_shared, other=0)
+    return first_slot, num_slots, tl.load(place_ptr + 2, mask=is_shared, other=0)
 
 
 @triton.jit

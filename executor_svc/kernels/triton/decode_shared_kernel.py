@@ -165,27 +165,31 @@ def add_shared_parts(
     highest,
     total,
     acc,
-    place_ptr,
-    is_shared,
+    first,
+    count,
+    row,
     kv_head,
-    rows,
     dims_v,
     part_out_ptr,
     part_sums_ptr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEW_ROWS: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
+    PADDED_V: tl.constexpr,
     SHARED_ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Adds the parts of one sequence and KV head to what its own keys gave: highest, total [ROWS] and acc [ROWS, PADDED_V].
 
-    place_ptr is the sequence's place; if it is not is_shared, nothing is read and all stays as it is. SHARED_ROWS are ROWS of
-    shared_prefix_kernel; AT_ONCE parts are added up in one go.
+    first, count and row are the sequence's place; with a count of 0 all stays as it is. SHARED_ROWS are ROWS of
+    shared_prefix_kernel; AT_ONCE parts are added up in one go. Rows from GROUP on come out as anything.
     """
-    first = tl.load(place_ptr, mask=is_shared, other=0)
-    count = tl.load(place_ptr + 1, mask=is_shared, other=0)
-    row = tl.load(place_ptr + 2, mask=is_shared, other=0)
+    rows = tl.arange(0, FEW_ROWS)
+    part_highest = tl.full([FEW_ROWS], LOWEST, tl.float32)
+    part_total = tl.zeros([FEW_ROWS], tl.float32)
+    part_acc = tl.zeros([FEW_ROWS, PADDED_V], tl.float32)
     for start in tl.range(0, count, AT_ONCE, num_stages=3):
         parts = start + tl.arange(0, AT_ONCE)
         slot_rows = (((first + parts) * NUM_KV_HEADS + kv_head) * SHARED_ROWS + row)[:, None] + rows[None, :]
@@ -195,10 +199,20 @@ def add_shared_parts(
         out_mask = mask[:, :, None] & (dims_v < HEAD_DIM_V)[None, None, :]
         out_offsets = slot_rows[:, :, None] * HEAD_DIM_V + dims_v[None, None, :]
         outs = tl.load(part_out_ptr + out_offsets, mask=out_mask, other=0.0, cache_modifier=".cg")
-        highest_now = tl.maximum(highest, tl.max(highs, 0))
-        factor = tl.exp2(highest - highest_now)
+        highest_now = tl.maximum(part_highest, tl.max(highs, 0))
+        factor = tl.exp2(part_highest - highest_now)
         weights = tl.exp2(highs - highest_now[None, :])
-        total = total * factor + tl.sum(totals * weights, 0)
-        acc = acc * factor[:, None] + tl.sum(outs * weights[:, :, None], 0)
-        highest = highest_now
-    return highest, total, acc
+        part_total = part_total * factor + tl.sum(totals * weights, 0)
+        part_acc = part_acc * factor[:, None] + tl.sum(outs * weights[:, :, None], 0)
+        part_highest = highest_now
+    # To the rows of the product, which are padded: the same again and again.
+    TIMES: tl.constexpr = ROWS // FEW_ROWS
+    part_highest = tl.reshape(tl.broadcast_to(part_highest[None, :], [TIMES, FEW_ROWS]), [ROWS])
+    part_total = tl.reshape(tl.broadcast_to(part_total[None, :], [TIMES, FEW_ROWS]), [ROWS])
+    part_acc = tl.reshape(tl.broadcast_to(part_acc[None, :, :], [TIMES, FEW_ROWS, PADDED_V]), [ROWS, PADDED_V])
+    highest_now = tl.maximum(highest, part_highest)
+    factor = tl.exp2(highest - highest_now)
+    part_factor = tl.exp2(part_highest - highest_now)
+    total = total * factor + part_total * part_factor
+    acc = acc * factor[:, None] + part_acc * part_factor[:, None]
+    return highest_now, total, acc
