@@ -139,6 +139,7 @@ def paged_decode(
     config = config or decode_config(query, layer_cache, KERNEL if shared is None else OWN_KERNEL)
     # Elements of 4 bytes take twice the memory per tile.
     tile = config["tile"] if query.element_size() == 2 else max(16, config["tile"] // 2)
+    in_registers = min(4096, 1024 * config["num_warps"]) if shared is not None else 4096
     num_ranges = max(1, min(workspace.max_splits, workspace.num_sms * config["programs_per_sm"] // num_kv_heads))
     paged_decode_kernel[(num_ranges * num_kv_heads,)](
         query,
@@ -169,7 +170,7 @@ def paged_decode(
         GROUP=group,
         ROWS=padded(group),
         FEW_ROWS=few_rows,
-        AT_ONCE=max(1, 4096 // (few_rows * padded(head_dim_v))),  # parts that are added up in one go, in registers
+        AT_ONCE=max(1, in_registers // (few_rows * padded(head_dim_v))),  # parts that are added up in one go
         HEAD_DIM_K=head_dim_k,
         PADDED_K=padded(head_dim_k),
         HEAD_DIM_V=head_dim_v,
