@@ -28,7 +28,7 @@ register_defaults(
     {
         80: {"rows": 64, "tile": 64, "num_warps": 4, "stages": 2, "programs_per_sm": 1, "overlap": 0},
         86: {"rows": 64, "tile": 32, "num_warps": 4, "stages": 2, "programs_per_sm": 1, "overlap": 0},
-        90: {"rows": 64, "tile": 64, "num_warps": 4, "stages": 3, "programs_per_sm": 1, "overlap": 0},
+        90: {"rows": 64, "tile": 128, "num_warps": 4, "stages": 3, "programs_per_sm": 1, "overlap": 0},
         120: {"rows": 64, "tile": 32, "num_warps": 4, "stages": 2, "programs_per_sm": 1, "overlap": 0},
     },
 )

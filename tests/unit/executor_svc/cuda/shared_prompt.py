@@ -9,8 +9,8 @@ from executor_svc.cuda.runner import CudaRunner
 from executor_svc.engine import Engine
 from executor_svc.runner import Sampled
 
-NUM_SEQS, NUM_SHARED, NUM_OWN, BLOCK = 40, 784, 9, 16
-SETTINGS = {"num_blocks": 512, "max_num_seqs": 48, "max_num_batched_tokens": 1024, "max_model_len": 1024}
+NUM_SEQS, NUM_SHARED, NUM_OWN, BLOCK = 72, 784, 9, 16
+SETTINGS = {"num_blocks": 512, "max_num_seqs": 80, "max_num_batched_tokens": 1024, "max_model_len": 1024}
 """Of an executor that such steps fit into."""
 
 
