@@ -3,6 +3,7 @@
     tokens   | decodes, padded to num_decodes | tokens of chunks, padded to num_tokens |
     sequences| one each                       | chunks, padded to num_chunks           |
     results  | one per sequence, also for those that do not sample and for padding     |
+    groups   | of decodes that share a prefix, in shapes that have room for them       |
 
 Padding has no keys (seq_len 0), no slot (-1), and gives its token to the spare row.
 """
@@ -14,11 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from executor_svc.core.prefix_groups import MAX_GROUPS, NO_GROUPS, PrefixGroups
+
 Ints = npt.NDArray[np.int64]
 NUM_CHUNKS = 16
 _CHUNK_TOKENS = (128, 256, 384, 512, 768, 1024)
 """Above, the device takes longer for a step than the host takes to launch it."""
 _DECODES_BESIDE_CHUNKS = (0, 16, 64)
+_DECODES_WITH_GROUPS = (8, 16, 32, 48, 64, 96, 128, 192, *range(256, 4097, 128))
+_WITH_GROUPS_BESIDE_CHUNKS = (64,)
+"""Fewer shapes than without groups, because each takes time and memory at the start."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,11 +35,13 @@ class GraphShape:
         num_decodes: sequences of one token.
         num_chunks: sequences of more tokens.
         num_tokens: tokens of all chunks.
+        num_groups: groups of decodes that share a prefix; 0: each decode is computed by itself.
     """
 
     num_decodes: int
     num_chunks: int = 0
     num_tokens: int = 0
+    num_groups: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -55,23 +63,39 @@ class GraphShapes:
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int):
         sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32), *range(320, 4097, 64)]
-        self._decodes = [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
-        self._beside = [*(size for size in _DECODES_BESIDE_CHUNKS if size < max_num_seqs), max_num_seqs]
         most = min(max_num_batched_tokens, _CHUNK_TOKENS[-1])
-        self._tokens = [*(size for size in _CHUNK_TOKENS if size < most), most]
-        mixed = [GraphShape(decodes, NUM_CHUNKS, tokens) for decodes in self._beside for tokens in self._tokens]
-        decodes = [GraphShape(size) for size in self._decodes]
-        self.shapes: Sequence[GraphShape] = sorted([*decodes, *mixed], key=lambda shape: (shape.num_chunks, -shape.all_tokens))
+        self._tokens = _up_to(most, _CHUNK_TOKENS)
+        # By number of groups: decodes alone, and decodes beside chunks.
+        self._decodes = {0: _up_to(max_num_seqs, sizes), MAX_GROUPS: _up_to(max_num_seqs, _DECODES_WITH_GROUPS)}
+        self._beside = {
+            0: _up_to(max_num_seqs, _DECODES_BESIDE_CHUNKS),
+            MAX_GROUPS: _up_to(max_num_seqs, _WITH_GROUPS_BESIDE_CHUNKS),
+        }
+        shapes = [GraphShape(size, num_groups=groups) for groups, sizes in self._decodes.items() for size in sizes]
+        shapes += [
+            GraphShape(decodes, NUM_CHUNKS, tokens, groups)
+            for groups, sizes in self._beside.items()
+            for decodes in sizes
+            for tokens in self._tokens
+        ]
+        self.shapes: Sequence[GraphShape] = sorted(
+            shapes, key=lambda shape: (shape.num_chunks, -shape.all_tokens, shape.num_groups)
+        )
 
-    def fit(self, num_decodes: int, num_chunks: int, num_tokens: int) -> GraphShape | None:
-        """The smallest shape that has room; None: there is none."""
+    def fit(self, num_decodes: int, num_chunks: int, num_tokens: int, *, with_groups: bool = False) -> GraphShape | None:
+        """The smallest shape that has room; None: there is none. with_groups: for groups of decodes, too."""
+        groups = MAX_GROUPS if with_groups else 0
         if num_chunks == 0:
-            size = _at_least(self._decodes, num_decodes)
-            return None if size is None else GraphShape(size)
-        decodes, tokens = _at_least(self._beside, num_decodes), _at_least(self._tokens, num_tokens)
+            size = _at_least(self._decodes[groups], num_decodes)
+            return None if size is None else GraphShape(size, num_groups=groups)
+        decodes, tokens = _at_least(self._beside[groups], num_decodes), _at_least(self._tokens, num_tokens)
         if num_chunks > NUM_CHUNKS or decodes is None or tokens is None:
             return None
-        return GraphShape(decodes, NUM_CHUNKS, tokens)
+        return GraphShape(decodes, NUM_CHUNKS, tokens, groups)
+
+
+def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
+    return [*(size for size in sizes if size < most), most]
 
 
 def _at_least(sizes: Sequence[int], wanted: int) -> int | None:
@@ -91,6 +115,7 @@ class StepNumbers:
         seq_lens: int32 [num_seqs].
         block_tables: int32 [num_seqs, width].
         num_decodes: sequences of one token.
+        groups: of decodes; None: none that are worth it.
     """
 
     input_ids: Ints
@@ -102,13 +127,14 @@ class StepNumbers:
     seq_lens: npt.NDArray[np.int32]
     block_tables: npt.NDArray[np.int32]
     num_decodes: int
+    groups: PrefixGroups | None = None
 
     def padded(self, shape: GraphShape, spare_row: int) -> list[npt.NDArray[Any]]:
         """What a graph of that shape reads, block tables not counted.
 
         Returns:
             input_ids, positions, slot_mapping int64 [all_tokens]; sample_indices, rows int64 [num_rows]; cu_seqlens_q int32
-            [num_rows + 1]; seq_lens int32 [num_rows].
+            [num_rows + 1]; seq_lens int32 [num_rows]. Where the shape has groups: those of PrefixGroups.padded.
         """
         num, room = self.num_decodes, shape.num_decodes
         num_chunks, num_tokens = len(self.rows) - num, len(self.input_ids) - num
@@ -129,7 +155,10 @@ class StepNumbers:
         seq_lens = np.zeros(shape.num_rows, np.int32)
         seq_lens[:num] = self.seq_lens[:num]
         seq_lens[room : room + num_chunks] = self.seq_lens[num:]
-        return [tokens[0], tokens[1], tokens[2], indices, rows, ends, seq_lens]
+        padded = [tokens[0], tokens[1], tokens[2], indices, rows, ends, seq_lens]
+        if shape.num_groups:
+            padded += (self.groups or NO_GROUPS).padded(shape.num_decodes)
+        return padded
 
     def places(self, shape: GraphShape) -> Ints:
         """Where the results of the sequences that sample are, in their order; int64 [number of them]."""

@@ -21,13 +21,13 @@ from executor_svc.cuda.sampler import TokenEnds
 from executor_svc.cuda.stream import DeviceStream
 from executor_svc.cuda.upload import ALIGNMENT, Array, Uploads
 from executor_svc.kernels.backend import Backend
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, SharedPrefixes
 from executor_svc.model.forward_context import ForwardContext
 
 log = logging.getLogger(__name__)
 Forward = Callable[[ForwardContext, Tensor, Tensor, Tensor], Tensor]
-_DTYPES = (torch.int64, torch.int64, torch.int64, torch.int64, torch.int64, torch.int32, torch.int32)
-"""Of the arrays of StepNumbers.padded."""
+_DTYPES = (*(torch.int64,) * 5, *(torch.int32,) * 6)
+"""Of the arrays of StepNumbers.padded, those of groups last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ class StepGraphs:
     def run(self, step: StepNumbers) -> Replayed | None:
         """Queues a step; the tokens it samples greedily are in last_tokens after it. None: no graph has room for it."""
         num_chunks = len(step.rows) - step.num_decodes
-        shape = self._shapes.fit(step.num_decodes, num_chunks, len(step.input_ids) - step.num_decodes)
+        num_tokens = len(step.input_ids) - step.num_decodes
+        shape = self._shapes.fit(step.num_decodes, num_chunks, num_tokens, with_groups=step.groups is not None)
         found = None if shape is None else self._graphs.get(shape)
         if shape is None or found is None:
             return None
@@ -149,7 +150,7 @@ class StepGraphs:
 
     def _body(self, shape: GraphShape) -> tuple[Tensor, Tensor]:
         offsets, counts = _offsets(shape), _counts(shape)
-        input_ids, positions, slot_mapping, sample_indices, rows, cu_seqlens_q, seq_lens = (
+        input_ids, positions, slot_mapping, sample_indices, rows, cu_seqlens_q, seq_lens, *groups = (
             self._received[offset : offset + count * dtype.itemsize].view(dtype)
             for offset, count, dtype in zip(offsets, counts, _DTYPES, strict=False)
         )
@@ -162,6 +163,7 @@ class StepGraphs:
             max_seqlen_q=max(1, shape.num_tokens),
             max_seqlen_k=self._limits.max_model_len,
             block_size=self._limits.block_size,
+            shared=SharedPrefixes(*groups) if groups else None,
         )
         context = ForwardContext(attention, self._backend, self._layer_caches)
         ids = self._tokens.read(input_ids, self._last_tokens)
@@ -171,13 +173,14 @@ class StepGraphs:
 
 def _counts(shape: GraphShape) -> Sequence[int]:
     """Lengths of the arrays of StepNumbers.padded."""
-    return (*(shape.all_tokens,) * 3, *(shape.num_rows,) * 2, shape.num_rows + 1, shape.num_rows)
+    counts = (*(shape.all_tokens,) * 3, *(shape.num_rows,) * 2, shape.num_rows + 1, shape.num_rows)
+    return (*counts, *(shape.num_groups,) * 2, *(shape.num_decodes,) * 2) if shape.num_groups else counts
 
 
 def _offsets(shape: GraphShape) -> Sequence[int]:
     """Where Uploads.send puts those arrays, and where what follows them."""
     offsets = [0]
-    for count, dtype in zip(_counts(shape), _DTYPES, strict=True):
+    for count, dtype in zip(_counts(shape), _DTYPES, strict=False):
         offsets.append(offsets[-1] + -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT)
     return offsets
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from common.ids import BlockId
 from executor_svc.core.batch import BatchState, PackedStep, ScheduledChunk
 from executor_svc.core.plan import BatchLimits, SequenceFailure, StepPlan
+from executor_svc.core.prefix_groups import PrefixGroups, PrefixIndex
 from executor_svc.core.sampling import SamplingParams, SamplingRow
 from executor_svc.cuda.graph_shapes import StepNumbers
 from executor_svc.cuda.graphs import Replayed, StepGraphs
@@ -31,7 +32,7 @@ from executor_svc.cuda.sampler import NO_TOKEN, DeviceLogprobs, Draw, TokenEnds,
 from executor_svc.cuda.stream import DeviceStream
 from executor_svc.cuda.upload import Uploads
 from executor_svc.kernels.backend import Backend
-from executor_svc.kernels.batch import AttentionBatch, LayerCache
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, SharedPrefixes
 from executor_svc.model.forward_context import ForwardContext
 from executor_svc.runner import StepOutcome, StepReport
 
@@ -98,6 +99,7 @@ class CudaRunner:
         self._draw = draw
         self._stream = stream
         self._rows = RowTable(limits.max_num_seqs)
+        self.prefixes = PrefixIndex(limits.block_size)
         self._results = ResultThread()
         self._under_way: deque[PendingStep] = deque()
 
@@ -106,6 +108,7 @@ class CudaRunner:
         self._results.drain()
         self._under_way.clear()
         self.batch.clear()
+        self.prefixes = PrefixIndex(self.batch.limits.block_size)
 
     def close(self) -> None:
         """Ends the result thread after the steps that are under way."""
@@ -191,11 +194,12 @@ class CudaRunner:
         packed = self.batch.pack(chunks)
         input_ids = self._input_ids(packed)
         sampled_rows = packed.rows[packed.samples]
-        replayed = self._replay(packed, input_ids)
+        groups = self._groups(packed)
+        replayed = self._replay(packed, input_ids, groups)
         if replayed is not None:
             logits, tokens, places = replayed.logits, replayed.tokens, replayed.places
         else:
-            logits, tokens = self._forward(packed, sampled_rows, input_ids)
+            logits, tokens = self._forward(packed, sampled_rows, input_ids, groups)
             places = np.arange(len(sampled_rows))
         logprobs = None
         if len(sampled_rows) and not self._rows.are_plain(sampled_rows):
@@ -223,7 +227,14 @@ class CudaRunner:
         input_ids[:num][was_sampled] = -1 - rows[:num][was_sampled]
         return input_ids
 
-    def _replay(self, packed: PackedStep[SamplingParams], input_ids: npt.NDArray[np.int64]) -> Replayed | None:
+    def _groups(self, packed: PackedStep[SamplingParams]) -> PrefixGroups | None:
+        """Decodes that share their first blocks."""
+        num, rows = packed.num_decodes, packed.rows[: packed.num_decodes]
+        return self.prefixes.groups(rows, self.batch.tenancies(rows), packed.seq_lens[:num], packed.block_tables[:num])
+
+    def _replay(
+        self, packed: PackedStep[SamplingParams], input_ids: npt.NDArray[np.int64], groups: PrefixGroups | None
+    ) -> Replayed | None:
         """The step by a graph, if there is one that has room."""
         if self.graphs is None:
             return None
@@ -238,14 +249,19 @@ class CudaRunner:
                 seq_lens=packed.seq_lens,
                 block_tables=packed.block_tables,
                 num_decodes=packed.num_decodes,
+                groups=groups,
             )
         )
 
     def _forward(
-        self, packed: PackedStep[SamplingParams], sampled_rows: npt.NDArray[np.int64], input_ids: npt.NDArray[np.int64]
+        self,
+        packed: PackedStep[SamplingParams],
+        sampled_rows: npt.NDArray[np.int64],
+        input_ids: npt.NDArray[np.int64],
+        groups: PrefixGroups | None,
     ) -> tuple[Tensor, Tensor]:
         """The step kernel by kernel: logits [num_sampled, vocab_size], and the tokens of the largest, as last tokens too."""
-        ids, positions, slots, sample_indices, device_rows, cu_seqlens, seq_lens, known_lens, tables = self.uploads.send(
+        ids, positions, slots, sample_indices, device_rows, cu_seqlens, seq_lens, known_lens, tables, *shared = self.uploads.send(
             [
                 input_ids,
                 packed.positions,
@@ -256,6 +272,7 @@ class CudaRunner:
                 packed.seq_lens,
                 packed.known_lens,
                 packed.block_tables,
+                *([] if groups is None else groups.padded(packed.num_decodes)),
             ]
         )
         lengths = [chunk.stop - chunk.start for chunk in packed.chunks]
@@ -270,6 +287,7 @@ class CudaRunner:
             block_size=self._pool.block_size,
             query_lens=lengths,
             kv_lens=packed.seq_lens.tolist(),
+            shared=SharedPrefixes(*shared) if shared else None,
         )
         context = ForwardContext(attention, self._backend, self.layer_caches, known_lens)
         ids = self._tokens.read(ids, self.last_tokens)

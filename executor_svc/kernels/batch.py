@@ -43,6 +43,32 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class SharedPrefixes:
+    """Which decodes of a batch begin with the same blocks, so that those need to be read once for all of them.
+
+    ```
+    group 0, 3 members    | shared 1024 ................ | own |      own_starts 1024
+                                                         | own ....|
+                                                         | own |
+    no group              | own ............... |                     own_starts 0
+    ```
+
+    Attributes:
+        group_lens: int32 [max_groups], tokens that all members of a group share, a multiple of SHARED_MULTIPLE; 0: no group.
+            max_groups is a power of two.
+        group_ends: int32 [max_groups], end of each group in members; the first begins at 0, each other where the one before
+            ends.
+        members: int32 [num_decodes], decodes of the batch, group by group; from the last group's end on nothing is read.
+        own_starts: int32 [num_decodes], group_lens of each decode's group, 0 for one that is in none; at most its seq_len.
+    """
+
+    group_lens: Tensor
+    group_ends: Tensor
+    members: Tensor
+    own_starts: Tensor
+
+
+@dataclass(frozen=True)
 class AttentionBatch:
     """A packed batch of prefill chunks and decodes; sequences of one token come first.
 
@@ -63,6 +89,7 @@ class AttentionBatch:
         block_size: tokens per block.
         query_lens: the lengths that cu_seqlens_q says, where they are known without asking the device; None: they are not.
         kv_lens: seq_lens, likewise.
+        shared: what decodes have in common; None: nothing that is known. Results do not depend on it, speed does.
     """
 
     slot_mapping: Tensor
@@ -75,6 +102,7 @@ class AttentionBatch:
     block_size: int
     query_lens: Sequence[int] | None = None
     kv_lens: Sequence[int] | None = None
+    shared: SharedPrefixes | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -5,6 +5,7 @@ from torch import Tensor
 from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.reference import rotate
 from executor_svc.kernels.triton.decode import MAX_PROGRAMS_PER_SM, DecodeWorkspace, num_sms, paged_decode
+from executor_svc.kernels.triton.decode_shared import SharedWorkspace, attend_shared
 from executor_svc.kernels.triton.kv_write import write_kv
 from executor_svc.kernels.triton.library import Cudnn, Library, allow_library
 from executor_svc.kernels.triton.prefill import paged_prefill, sole_chunk
@@ -31,6 +32,7 @@ class TritonBackend:
         self._library = Cudnn() if library is None else library
         self.max_num_seqs = max_num_seqs
         self._workspaces: dict[tuple[int, int, int], DecodeWorkspace] = {}
+        self._shared_workspaces: dict[tuple[int, int, int], SharedWorkspace] = {}
 
     def paged_attention(
         self,
@@ -81,10 +83,23 @@ class TritonBackend:
         out = query.new_empty(num_tokens, num_heads, head_dim_v)
         decodes = batch.num_decodes
         if decodes:
+            tables = batch.block_tables[:decodes]
+            shared = None
+            # A window hides shared keys from some members, and leaves little to read.
+            if batch.shared is not None and window is None:
+                shared = attend_shared(
+                    query[:decodes],
+                    layer_cache,
+                    tables,
+                    batch.shared,
+                    scale=scale,
+                    softcap=softcap,
+                    workspace=self.shared_workspace(num_heads, layer_cache),
+                )
             paged_decode(
                 query[:decodes],
                 layer_cache,
-                batch.block_tables[:decodes],
+                tables,
                 batch.seq_lens[:decodes],
                 out[:decodes],
                 scale=scale,
@@ -92,6 +107,7 @@ class TritonBackend:
                 softcap=softcap,
                 sinks=sinks,
                 workspace=self.workspace(num_heads, layer_cache),
+                shared=shared,
             )
         if decodes < batch.num_seqs:
             paged_prefill(
@@ -119,7 +135,17 @@ class TritonBackend:
             self._workspaces[shape] = DecodeWorkspace(self.max_num_seqs, num_heads, head_dim_v, max_splits, device)
         return self._workspaces[shape]
 
+    def shared_workspace(self, num_heads: int, layer_cache: LayerCache) -> SharedWorkspace:
+        """As workspace, for what decodes share."""
+        _, num_kv_heads, _, head_dim_v = layer_cache.value.shape
+        shape = (num_heads, num_kv_heads, head_dim_v)
+        if shape not in self._shared_workspaces:
+            device = layer_cache.value.device
+            self._shared_workspaces[shape] = SharedWorkspace(self.max_num_seqs, *shape, num_sms(device), device)
+        return self._shared_workspaces[shape]
+
     @property
     def workspace_bytes(self) -> int:
         """Device memory of all workspaces so far."""
-        return sum(workspace.num_bytes for workspace in self._workspaces.values())
+        own = sum(workspace.num_bytes for workspace in self._workspaces.values())
+        return own + sum(workspace.num_bytes for workspace in self._shared_workspaces.values())

@@ -11,10 +11,13 @@ from torch import Tensor
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
 from executor_svc.kernels.triton.decode_kernel import paged_decode_kernel
+from executor_svc.kernels.triton.decode_shared import SharedParts
 from executor_svc.kernels.triton.overlap import can_overlap
 from executor_svc.kernels.triton.scores import check_heads, dot_precision, padded
 
 KERNEL = "paged_decode"
+OWN_KERNEL = "paged_decode_own"
+"""The same where what sequences share has been read before: each has few keys left."""
 MAX_PROGRAMS_PER_SM = 8
 
 # tile: keys per step; stages: tiles in flight, this one included; programs_per_sm: how many ranges the row is cut into.
@@ -25,6 +28,16 @@ register_defaults(
         86: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
         90: {"tile": 64, "num_warps": 2, "stages": 3, "programs_per_sm": 2},
         120: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
+    },
+)
+
+register_defaults(
+    OWN_KERNEL,
+    {
+        80: {"tile": 32, "num_warps": 1, "stages": 4, "programs_per_sm": 4},
+        86: {"tile": 32, "num_warps": 1, "stages": 3, "programs_per_sm": 4},
+        90: {"tile": 32, "num_warps": 1, "stages": 4, "programs_per_sm": 4},
+        120: {"tile": 32, "num_warps": 1, "stages": 3, "programs_per_sm": 4},
     },
 )
 
@@ -59,10 +72,10 @@ def num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def decode_config(query: Tensor, layer_cache: LayerCache) -> Config:
+def decode_config(query: Tensor, layer_cache: LayerCache, kernel: str = KERNEL) -> Config:
     """The configuration that paged_decode uses."""
     return lookup(
-        KERNEL,
+        kernel,
         {
             "head_dim_k": query.shape[2],
             "head_dim_v": layer_cache.value.shape[3],
@@ -85,6 +98,7 @@ def paged_decode(
     sinks: Tensor | None,
     workspace: DecodeWorkspace,
     config: Config | None = None,
+    shared: SharedParts | None = None,
     overlap: bool = False,
 ) -> None:
     """Attention of one query per sequence, in one launch whose shape depends on the arguments' shapes only.
@@ -101,12 +115,14 @@ def paged_decode(
         sinks: [num_heads], the score of an extra column of each head that has no value; None: none.
         workspace: for at least num_seqs sequences and these heads.
         config: None: the tuned one.
+        shared: what attend_shared has queued right before, with the same query and scale and the same block_tables; None: all
+            keys of every sequence are read here. Not together with window.
         overlap: begin before the kernel in front has ended, see overlap.py. What writes block_tables and seq_lens must then
             have ended before the kernel in front began. Off, because programs that are placed between those of another
             kernel are no longer spread evenly, which costs more than the early start gains.
 
     Raises:
-        ValueError: shapes that do not fit together, or more sequences than the workspace is for.
+        ValueError: shapes that do not fit together, more sequences than the workspace is for, or shared parts with a window.
     """
     check_heads(query, layer_cache)
     num_seqs, num_heads, head_dim_k = query.shape
@@ -115,11 +131,15 @@ def paged_decode(
         return
     if num_seqs > workspace.max_num_seqs or workspace.partial_out.shape[2:] != (num_heads, head_dim_v):
         raise ValueError(f"the workspace is not for {num_seqs} sequences, {num_heads} heads and values of {head_dim_v}")
+    if shared is not None and window is not None:
+        raise ValueError(f"keys that are shared are visible to all, which a window of {window} denies")
+    overlap = overlap or (shared is not None and shared.overlap)
     group = num_heads // num_kv_heads
     few_rows = triton.next_power_of_2(group)
-    config = config or decode_config(query, layer_cache)
+    config = config or decode_config(query, layer_cache, KERNEL if shared is None else OWN_KERNEL)
     # Elements of 4 bytes take twice the memory per tile.
     tile = config["tile"] if query.element_size() == 2 else max(16, config["tile"] // 2)
+    in_registers = min(4096, 1024 * config["num_warps"]) if shared is not None else 4096
     num_ranges = max(1, min(workspace.max_splits, workspace.num_sms * config["programs_per_sm"] // num_kv_heads))
     paged_decode_kernel[(num_ranges * num_kv_heads,)](
         query,
@@ -132,6 +152,10 @@ def paged_decode(
         workspace.partial_out,
         workspace.partial_sums,
         workspace.arrived,
+        seq_lens if shared is None else shared.own_starts,
+        workspace.arrived if shared is None else shared.workspace.places,
+        workspace.partial_out if shared is None else shared.workspace.part_out,
+        workspace.partial_sums if shared is None else shared.workspace.part_sums,
         num_seqs,
         num_ranges,
         scale,
@@ -146,7 +170,7 @@ def paged_decode(
         GROUP=group,
         ROWS=padded(group),
         FEW_ROWS=few_rows,
-        AT_ONCE=max(1, 4096 // (few_rows * padded(head_dim_v))),  # parts that are added up in one go, in registers
+        AT_ONCE=max(1, in_registers // (few_rows * padded(head_dim_v))),  # parts that are added up in one go
         HEAD_DIM_K=head_dim_k,
         PADDED_K=padded(head_dim_k),
         HEAD_DIM_V=head_dim_v,
@@ -157,6 +181,8 @@ def paged_decode(
         WINDOW=window is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
+        SHARED=shared is not None,
+        SHARED_ROWS=0 if shared is None else shared.rows,
         STAGES=config["stages"],
         PRECISION=dot_precision(query),
         OVERLAP=overlap,

@@ -11,12 +11,14 @@ partials       slot 1          slot 0          slot 0, slot 1   slot 0 ...      
                                                                                                        written directly
 ```
 A sequence that spans ranges is finished by the program that arrives last, by the counter of (sequence, KV head), which it
-sets back to zero.
+sets back to zero. With SHARED a sequence's tiles are those of its own keys, from own_starts on; the program in which it begins
+adds what decode_shared_kernel.py made of the keys before.
 """
 
 import triton
 import triton.language as tl
 
+from executor_svc.kernels.triton.decode_shared_kernel import PLACE, add_shared_parts
 from executor_svc.kernels.triton.overlap import let_next_start, wait_for_previous
 from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, softmax_step
 
@@ -24,7 +26,7 @@ from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, softma
 # Slices of a batch begin anywhere; a kernel per alignment would be compiled in the middle of serving.
 @triton.jit(
     do_not_specialize=["num_seqs", "num_ranges", "window", "tables_stride"],
-    do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "sinks_ptr"],
+    do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "sinks_ptr", "own_starts_ptr"],
 )
 def paged_decode_kernel(
     query_ptr,
@@ -37,6 +39,10 @@ def paged_decode_kernel(
     partial_out_ptr,
     partial_sums_ptr,
     arrived_ptr,
+    own_starts_ptr,
+    places_ptr,
+    shared_out_ptr,
+    shared_sums_ptr,
     num_seqs,
     num_ranges,
     scale,
@@ -62,6 +68,8 @@ def paged_decode_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    SHARED_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -76,7 +84,8 @@ def paged_decode_kernel(
     # Where this range begins and ends in the row of all tiles, and which sequences that is.
     if MAX_SEQS == 1:
         seq_len = tl.load(seq_lens_ptr)
-        all_tiles = _num_tiles(seq_len, window, BLOCK_SIZE, TILE, WINDOW)
+        first_key = _first_key(seq_len, window, own_starts_ptr, num_seqs > 0, BLOCK_SIZE, WINDOW, SHARED)
+        all_tiles = _num_tiles(seq_len, first_key, TILE)
         per_range = tl.cdiv(all_tiles, num_ranges)
         begin = this_range * per_range
         end = tl.minimum(begin + per_range, all_tiles)
@@ -85,8 +94,9 @@ def paged_decode_kernel(
         seq_begin = begin * 0
     else:
         seqs = tl.arange(0, MAX_SEQS)
-        tiles = _num_tiles(tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0), window, BLOCK_SIZE, TILE, WINDOW)
-        tiles = tl.where(seqs < num_seqs, tiles, 0)
+        seq_lens = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
+        first_keys = _first_key(seq_lens, window, own_starts_ptr + seqs, seqs < num_seqs, BLOCK_SIZE, WINDOW, SHARED)
+        tiles = tl.where(seqs < num_seqs, _num_tiles(seq_lens, first_keys, TILE), 0)
         ends = tl.cumsum(tiles, 0)
         all_tiles = tl.sum(tiles, 0)
         per_range = tl.cdiv(all_tiles, num_ranges)
@@ -96,6 +106,7 @@ def paged_decode_kernel(
         last_seq = tl.sum((ends < end).to(tl.int32), 0)
         seq_begin = tl.sum(tl.where(seqs < first_seq, tiles, 0), 0)
         seq_len = tl.load(seq_lens_ptr + first_seq, mask=first_seq < num_seqs, other=0)
+        first_key = _first_key(seq_len, window, own_starts_ptr + first_seq, first_seq < num_seqs, BLOCK_SIZE, WINDOW, SHARED)
     last_seq = tl.where(begin < end, last_seq, -1)  # nothing left for this range
 
     rows = tl.arange(0, ROWS)
@@ -107,12 +118,13 @@ def paged_decode_kernel(
     value_head_ptr = value_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_V)
 
     # Of each sequence, the first block ids are read while something else goes on: here, the end of the kernel in front.
-    positions = _first_key(seq_len, window, BLOCK_SIZE, WINDOW) + (begin - seq_begin) * TILE + in_tile
+    positions = first_key + (begin - seq_begin) * TILE + in_tile
     blocks = block_ids(tables_ptr + first_seq * tables_stride, positions // BLOCK_SIZE, positions < seq_len)
-    wait_for_previous(OVERLAP)
+    if not SHARED:
+        wait_for_previous(OVERLAP)
 
     for seq in tl.range(first_seq, last_seq + 1, num_stages=1):
-        seq_tiles = _num_tiles(seq_len, window, BLOCK_SIZE, TILE, WINDOW)
+        seq_tiles = _num_tiles(seq_len, first_key, TILE)
         first_tile = tl.maximum(begin - seq_begin, 0)
         end_tile = tl.minimum(end - seq_begin, seq_tiles)
         table_ptr = tables_ptr + seq * tables_stride
@@ -121,6 +133,8 @@ def paged_decode_kernel(
         query_offsets = seq * query_stride + heads[:, None] * HEAD_DIM_K + dims_k[None, :]
         query = tl.load(query_ptr + query_offsets, mask=query_mask, other=0.0)
 
+        if SHARED and not OVERLAP:
+            first_slot, num_slots, shared_row = _place(places_ptr + seq * PLACE, (first_tile == 0) & (first_key > 0))
         highest = tl.full([ROWS], LOWEST, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, PADDED_V], tl.float32)
@@ -148,8 +162,36 @@ def paged_decode_kernel(
             positions += TILE
             blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)
 
+        if SHARED:
+            if OVERLAP:
+                # The kernel in front computes the shared parts, and is not needed before.
+                wait_for_previous(OVERLAP)
+                first_slot, num_slots, shared_row = _place(places_ptr + seq * PLACE, (first_tile == 0) & (first_key > 0))
+            if num_slots > 0:
+                highest, total, acc = add_shared_parts(
+                    highest,
+                    total,
+                    acc,
+                    first_slot,
+                    num_slots,
+                    shared_row,
+                    kv_head,
+                    dims_v,
+                    shared_out_ptr,
+                    shared_sums_ptr,
+                    NUM_KV_HEADS,
+                    GROUP,
+                    ROWS,
+                    FEW_ROWS,
+                    HEAD_DIM_V,
+                    PADDED_V,
+                    SHARED_ROWS,
+                    AT_ONCE,
+                )
+
         next_len = tl.load(seq_lens_ptr + seq + 1, mask=seq < last_seq, other=0)
-        positions = _first_key(next_len, window, BLOCK_SIZE, WINDOW) + in_tile
+        next_key = _first_key(next_len, window, own_starts_ptr + seq + 1, seq < last_seq, BLOCK_SIZE, WINDOW, SHARED)
+        positions = next_key + in_tile
         blocks = block_ids(table_ptr + tables_stride, positions // BLOCK_SIZE, positions < next_len)
 
         out_row_ptr = out_ptr + seq * out_stride
@@ -189,21 +231,32 @@ def paged_decode_kernel(
                 )
         seq_begin += seq_tiles
         seq_len = next_len
+        first_key = next_key
 
 
 @triton.jit
-def _first_key(seq_lens, window, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr):
-    """Position of the first key that is read: the start of the block of the first visible one."""
+def _first_key(seq_lens, window, own_starts_ptr, mask, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr):
+    """Position of the first key that is read: the start of the block of the first visible one, or of what is not shared."""
     first = seq_lens * 0
     if WINDOW:
         first = tl.maximum(seq_lens - window, 0) // BLOCK_SIZE * BLOCK_SIZE
+    if SHARED:
+        first = tl.load(own_starts_ptr, mask=mask, other=0)
     return first
 
 
 @triton.jit
-def _num_tiles(seq_lens, window, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr):
+def _place(place_ptr, is_shared):
+    """A sequence's place among shared parts; no slots for one that has none, or is not begun here."""
+    first_slot = tl.load(place_ptr, mask=is_shared, other=0)
+    num_slots = tl.load(place_ptr + 1, mask=is_shared, other=0)
+    return first_slot, num_slots, tl.load(place_ptr + 2, mask=is_shared, other=0)
+
+
+@triton.jit
+def _num_tiles(seq_lens, first_keys, TILE: tl.constexpr):
     """Tiles of sequences; an empty one has one tile, in which its zeros are written."""
-    return tl.maximum(tl.cdiv(seq_lens - _first_key(seq_lens, window, BLOCK_SIZE, WINDOW), TILE), 1)
+    return tl.maximum(tl.cdiv(seq_lens - first_keys, TILE), 1)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from executor_svc.cuda.runner import CudaRunner
 from executor_svc.cuda.sampler import TorchTokens, draw_on_host
 from executor_svc.cuda.stream import ResultT
 from executor_svc.engine import Engine
+from executor_svc.kernels.backend import Backend
 from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.pool import KvPool
@@ -123,8 +124,9 @@ class PaddedBackend(TorchBackend):
         return out
 
 
-def queued(engine: Engine, queue: HostQueue, *, graphs: bool = False) -> Engine:
+def queued(engine: Engine, queue: HostQueue, *, graphs: bool = False, backend: Backend | None = None) -> Engine:
     """The engine with its steps on a queue; graphs: decodes are captured and replayed."""
+    backend = backend or PaddedBackend()
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     limits: BatchLimits = runner.batch.limits
@@ -134,7 +136,7 @@ def queued(engine: Engine, queue: HostQueue, *, graphs: bool = False) -> Engine:
         runner.model,
         engine.pool,
         [spec.layer_idx for spec in runner.model.layer_specs],
-        backend=PaddedBackend(),
+        backend=backend,
         tokens=TorchTokens(),
         draw=draw_on_host,
         limits=limits,
@@ -143,7 +145,7 @@ def queued(engine: Engine, queue: HostQueue, *, graphs: bool = False) -> Engine:
     if graphs:
         queued_runner.graphs = StepGraphs(
             runner.model.forward,
-            PaddedBackend(),
+            backend,
             queued_runner.layer_caches,
             limits,
             queued_runner.last_tokens,

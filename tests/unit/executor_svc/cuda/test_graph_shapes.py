@@ -1,10 +1,13 @@
 """Steps padded to the shapes of graphs: what is there stays as it is, and padding touches nothing."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor_svc.core.prefix_groups import MAX_GROUPS, PrefixGroups
 from executor_svc.cuda.graph_shapes import NUM_CHUNKS, GraphShape, GraphShapes, StepNumbers
 
 SHAPES = GraphShapes(max_num_seqs=100, max_num_batched_tokens=700)
@@ -77,6 +80,36 @@ def test_a_padded_step_says_of_its_sequences_what_the_step_says(data: st.DataObj
 )
 def test_the_smallest_shape_with_room_is_taken(step: tuple[int, int, int], shape: GraphShape | None) -> None:
     assert SHAPES.fit(*step) == shape
+
+
+@pytest.mark.parametrize(
+    ("step", "shape"),
+    [
+        ((2, 0, 0), GraphShape(8, num_groups=MAX_GROUPS)),
+        ((33, 0, 0), GraphShape(48, num_groups=MAX_GROUPS)),
+        ((97, 0, 0), GraphShape(100, num_groups=MAX_GROUPS)),
+        ((3, 1, 65), GraphShape(64, NUM_CHUNKS, 128, MAX_GROUPS)),
+        ((65, 1, 129), GraphShape(100, NUM_CHUNKS, 256, MAX_GROUPS)),
+        ((2, NUM_CHUNKS + 1, 64), None),
+        ((101, 0, 0), None),
+    ],
+)
+def test_groups_have_shapes_of_their_own(step: tuple[int, int, int], shape: GraphShape | None) -> None:
+    assert SHAPES.fit(*step, with_groups=True) == shape
+    assert shape is None or shape in SHAPES.shapes
+
+
+@pytest.mark.parametrize("groups", [True, False])
+def test_a_shape_with_groups_has_their_arrays_at_the_end(groups: bool) -> None:
+    step = make_step(3, [4], [True] * 4)
+    found = PrefixGroups(np.array([512], np.int32), np.array([2], np.int32), np.array([2, 0], np.int32)) if groups else None
+    step = dataclasses.replace(step, groups=found)
+    plain = step.padded(GraphShape(8, NUM_CHUNKS, 128), SPARE)
+    *same, lens, ends, members, own_starts = step.padded(GraphShape(8, NUM_CHUNKS, 128, MAX_GROUPS), SPARE)
+    assert all(np.array_equal(one, other) for one, other in zip(plain, same, strict=True))
+    assert lens.tolist() == [512 * groups] + [0] * (MAX_GROUPS - 1) and ends.tolist() == [2 * groups] * MAX_GROUPS
+    assert members.tolist() == ([2, 0] if groups else [0, 0]) + [0] * 6
+    assert own_starts.tolist() == ([512, 0, 512] if groups else [0, 0, 0]) + [0] * 5
 
 
 def test_decodes_come_first_and_of_either_kind_those_of_most_work() -> None:

@@ -7,10 +7,13 @@ import sys
 
 import torch
 
-from executor_svc.kernels.batch import LayerCache, Rotary
+from executor_svc.core.prefix_groups import MAX_GROUPS
+from executor_svc.kernels.batch import LayerCache, Rotary, SharedPrefixes
 from executor_svc.kernels.triton.configs import default_config
 from executor_svc.kernels.triton.decode import KERNEL as DECODE
 from executor_svc.kernels.triton.decode import DecodeWorkspace, paged_decode
+from executor_svc.kernels.triton.decode_shared import KERNEL as SHARED
+from executor_svc.kernels.triton.decode_shared import SharedWorkspace, attend_shared
 from executor_svc.kernels.triton.kv_write import rope_write_kv, write_kv
 from executor_svc.kernels.triton.prefill_kernel import FEW, MANY, triton_prefill
 from tests.unit.executor_svc.kernels.triton.compile_only import compiling_for
@@ -36,6 +39,16 @@ def compile_forms(capability: int, dtype: torch.dtype) -> None:
         paged_decode(
             query, cache, tables, lens, out, scale=0.1, window=window, softcap=softcap, sinks=sinks,
             workspace=workspace, config=default_config(DECODE, capability),
+        )  # fmt: skip
+        groups = torch.zeros(MAX_GROUPS, dtype=torch.int32)
+        for_shared = SharedWorkspace(2, num_heads, num_kv_heads, head_dim_v, 4, "cpu")
+        parts = attend_shared(
+            query, cache, tables, SharedPrefixes(groups, groups, lens, lens), scale=0.1, softcap=softcap,
+            workspace=for_shared, config=default_config(SHARED, capability),
+        )  # fmt: skip
+        paged_decode(
+            query, cache, tables, lens, out, scale=0.1, window=None, softcap=softcap, sinks=sinks, workspace=workspace,
+            config=default_config(DECODE, capability), shared=parts,
         )  # fmt: skip
         for kernel in (FEW, MANY):
             triton_prefill(

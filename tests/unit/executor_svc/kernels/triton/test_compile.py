@@ -16,6 +16,7 @@ def test_kernels_compile(capability: int, dtype: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert Counter(done.stdout.split()).keys() == {
         "paged_decode_kernel",
+        "shared_prefix_kernel",
         "_paged_prefill_kernel",
         "_write_kv_kernel",
         "_rope_write_kv_kernel",
