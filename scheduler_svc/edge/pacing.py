@@ -4,13 +4,13 @@ A message costs client and server about 0.5 ms of CPU together, so a message per
 model where cores are few: many streams share a budget of messages that is a small part of the machine, and what is new meanwhile
 goes out together. A single stream gets every token by itself. Streams that began together are spread over the interval, or all
 their messages would go out in one burst, with no step looked after meanwhile. No reader waits much longer than MAX_INTERVAL_S,
-five messages a second: faster than people read.
+four messages a second: faster than people read.
 """
 
 from dataclasses import dataclass
 
 MESSAGES_PER_CORE_S = 25
-MAX_INTERVAL_S = 0.2
+MAX_INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True)
