@@ -17,6 +17,8 @@ from octavo.executor.v1 import executor_service_pb2 as pb
 
 log = logging.getLogger(__name__)
 _UCRED = struct.Struct("iII")
+NO_LINE = pb.LocalLine(host_id=host_id())
+"""For a scheduler of this host: there should be a line, and there is none."""
 
 
 class LineOffer:

@@ -9,7 +9,7 @@ import grpc.aio
 
 from common.degraded import DegradedPaths
 from common.errors import Draining, InvalidParameter
-from executor_svc.line_offer import LineOffer
+from executor_svc.line_offer import NO_LINE, LineOffer
 from executor_svc.worker_process import WorkerProcess, WorkerSession
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.executor.v1 import executor_service_pb2_grpc
@@ -50,10 +50,10 @@ class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
         log.info("%s opens", name)
         pump = asyncio.create_task(_pump(request_iterator, session))
         offer = self._offer_line()
-        line = asyncio.create_task(_hand_over(offer, session)) if offer is not None else None
+        line = _handing_over(offer, session) if offer is not None else None
         try:
             await session.wait_opened()
-            yield pb.RunSessionResponse(ready=self._worker.info(), line=offer.message if offer is not None else None)
+            yield pb.RunSessionResponse(ready=self._worker.info(), line=offer.message if offer is not None else NO_LINE)
             async for event in session.events():
                 yield event
         finally:
@@ -71,7 +71,7 @@ class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
         return pb.GetExecutorInfoResponse(info=self._worker.info(), in_session=self._worker.in_session)
 
     def _offer_line(self) -> LineOffer | None:
-        """None: there is no place for its socket, and plans travel by gRPC."""
+        """None: there is no place for its socket, and plans travel by gRPC; the scheduler is told, and counts it."""
         try:
             return LineOffer(self._line_folder)
         except OSError as error:
@@ -85,12 +85,15 @@ class ExecutorServicer(executor_service_pb2_grpc.ExecutorServiceServicer):
             session.end(Draining("the executor is about to stop"))
 
 
-async def _hand_over(offer: LineOffer, session: WorkerSession) -> None:
+def _handing_over(offer: LineOffer, session: WorkerSession) -> "asyncio.Task[None]":
     """Gives the worker the scheduler's line when it connects; the socket's path lives until then, or as long as the session."""
-    try:
+
+    async def hand_over() -> None:
         session.hand_over(await offer.accept())
-    finally:
-        offer.close()
+
+    task = asyncio.create_task(hand_over())
+    task.add_done_callback(lambda _: offer.close())  # also of a task that is cancelled before it began
+    return task
 
 
 async def _pump(requests: AsyncIterator[pb.RunSessionRequest], session: WorkerSession) -> None:

@@ -81,6 +81,8 @@ async def open_line(path: str) -> Line:
     Raises:
         Unavailable: there is no way, with the reason.
     """
+    if not path:
+        raise Unavailable("no place for the socket of a line (--line-folder); its log says why")
     line: Line | None = None
     try:
         async with asyncio.timeout(_OPEN_TIMEOUT_S):

@@ -110,6 +110,7 @@ class LocalLine(_message.Message):
     host_id: _builtins.str
     """Of the kernel's boot: another host need not try."""
     socket_path: _builtins.str
+    """Empty: there is no place for the socket, and commands go by this stream."""
     def __init__(
         self,
         *,

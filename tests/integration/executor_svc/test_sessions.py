@@ -244,8 +244,8 @@ async def test_a_worker_that_refuses_says_why() -> None:
 # By a line past the front
 
 
-async def line_to(front: Front) -> ExecutorLink:
-    executor = GrpcExecutor(front.address, degraded=DegradedPaths())
+async def line_to(front: Front, degraded: DegradedPaths | None = None) -> ExecutorLink:
+    executor = GrpcExecutor(front.address, degraded=degraded or DegradedPaths())
     return await executor.connect(pb.Hello(scheduler_id="line", epoch=2))
 
 
@@ -273,8 +273,10 @@ async def test_a_scheduler_on_this_host_gets_a_line_that_answers_plans_in_order(
 
 async def test_without_a_place_for_the_line_plans_travel_by_grpc(tmp_path: Path) -> None:
     async with running_front(tmp_path, line_folder=tmp_path / "missing") as front:
-        link = await line_to(front)
+        degraded = DegradedPaths()
+        link = await line_to(front, degraded)
         assert isinstance(link, GrpcLink)
+        assert degraded.counts["executor_line_unavailable"] == 1
         link.send(plan(1))
         events = link.events()
         assert (await anext(events)).result.step_id == 1
@@ -307,6 +309,21 @@ async def test_a_newer_session_takes_the_line_away(front: Front) -> None:
     await events.aclose()  # type: ignore[attr-defined]
     await old.close()
     await new.close()
+
+
+async def test_sessions_leave_no_socket_behind(tmp_path: Path) -> None:
+    """Neither those that took their line nor those that never asked for it."""
+    lines = tmp_path / "lines"
+    lines.mkdir()
+    async with running_front(tmp_path, line_folder=lines) as front:
+        link = await line_to(front)
+        await link.close()
+        scheduler = FakeScheduler(front.stub)
+        await scheduler.open()
+        assert len(list(lines.iterdir())) == 1
+        await scheduler.done_writing()
+        assert await scheduler.end() is None
+    assert list(lines.iterdir()) == []
 
 
 async def test_draining_ends_a_line(front: Front) -> None:
