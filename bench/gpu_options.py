@@ -7,8 +7,6 @@ from typing import Any
 from bench.gpu_cases import SMOKE, Sizes
 from tests.e2e.stack import StackConfig
 
-_MAX_NUM_SEQS = 256
-
 
 @dataclass(frozen=True)
 class Options:
@@ -47,7 +45,7 @@ class Options:
         settings: dict[str, Any] = {
             "load_format": "random",
             "device": self.device,
-            "max_num_seqs": _MAX_NUM_SEQS if self.device == "cuda" else 8,
+            "max_num_seqs": 0 if self.device == "cuda" else 8,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_threads": self.num_threads,
         }
@@ -63,7 +61,7 @@ class Options:
         return StackConfig(
             model=folder,
             executor_flags=tuple(flags),
-            scheduler_flags=("--max-chunk-tokens", str(self.max_num_batched_tokens), *self.more_scheduler),
+            scheduler_flags=self.more_scheduler,
             store_flags=("--capacity-bytes", str(self.store_bytes)),
             with_store=self.with_store,
             num_threads=self.num_threads,

@@ -21,6 +21,7 @@ from executor_svc.settings import ExecutorSettings
 DEFAULT_KV_BYTES = 1 << 30
 DEFAULT_KV_SHARE = 4
 DEFAULT_BATCHED_TOKENS = 512
+DEFAULT_NUM_SEQS = 256
 
 
 class CpuDevice:
@@ -43,7 +44,7 @@ class CpuDevice:
         limits = BatchLimits(
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,
-            max_num_seqs=self._settings.max_num_seqs,
+            max_num_seqs=self._settings.max_num_seqs or DEFAULT_NUM_SEQS,
             max_num_batched_tokens=self._settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,

@@ -52,7 +52,7 @@ class ExecutorSettings(ServiceSettings):
         0.9, gt=0, le=1, description="share of a GPU's memory that weights, scratch, graphs and KV pool may take together"
     )
     cuda_graphs: bool = Field(True, description="replay decode steps as CUDA graphs; off: launch kernel by kernel")
-    max_num_seqs: int = Field(256, ge=1, le=4096, description="most sequences at once")
+    max_num_seqs: int = Field(0, ge=0, le=4096, description="most sequences at once; 0: 256, on a GPU of 64 GiB or more 1024")
     max_num_batched_tokens: int = Field(
         0, ge=0, le=65536, description="most tokens of one step, decodes and chunks together; 0: 512 on a CPU, 8192 on a GPU"
     )

@@ -20,7 +20,7 @@ from scheduler_svc.block_traffic import BlockTraffic
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
 from scheduler_svc.core.placement import Candidate
-from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate
+from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate, StepPlan
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
@@ -78,11 +78,11 @@ class ExecutorDriver:
         self._link: ExecutorLink | None = None
         self._by_seq_id: dict[SeqId, Generation] = {}
         self._traffic: BlockTraffic | None = None
-        # (step_id of the core, tokens of prompt chunks) of plans without a result.
-        self._outstanding: deque[tuple[int, int]] = deque()
+        self._outstanding: deque[StepPlan] = deque()  # without a result
         self._step_offset: int | None = None
         self._ran_in_session: set[RequestId] = set()
         self._queue_timers: dict[RequestId, asyncio.TimerHandle] = {}
+        self._plan_timer: asyncio.TimerHandle | None = None
         self._save_timer: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.Timeout | None = None
         self._defect: Exception | None = None
@@ -132,10 +132,12 @@ class ExecutorDriver:
             self._link = None
             if self._traffic is not None:
                 self._traffic.no_save_runs.set()  # their ends will not be heard of
-            if self._save_timer is not None:
-                self._save_timer.cancel()
-                self._save_timer = None
+            for timer in (self._plan_timer, self._save_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._plan_timer = self._save_timer = None
             self._outstanding.clear()
+            self._run_ahead.restart()
             self._give_up_fruitless()
             if self.scheduler is not None:
                 self.scheduler.reset()
@@ -158,7 +160,7 @@ class ExecutorDriver:
             block_size=info.block_size,
             max_num_seqs=info.max_num_seqs,
             max_num_batched_tokens=info.max_num_batched_tokens,
-            max_chunk_tokens=min(self._config.max_chunk_tokens, info.max_num_batched_tokens),
+            max_chunk_tokens=min(self._config.max_chunk_tokens or info.max_num_batched_tokens, info.max_num_batched_tokens),
             max_waiting_requests=self._config.max_waiting_requests,
             max_waiting_tokens=self._config.max_waiting_tokens,
             prefix_caching=self._config.prefix_caching,
@@ -214,15 +216,21 @@ class ExecutorDriver:
         self._is_pump_due = False
         if self._link is None or self.scheduler is None or self._traffic is None:
             return
-        while len(self._outstanding) < self._run_ahead.num_steps(any_prefill=any(n for _, n in self._outstanding)):
-            plan = self.scheduler.schedule(self._clock.now())
+        if self._plan_timer is not None:
+            self._plan_timer.cancel()
+            self._plan_timer = None
+        while (due_s := self._run_ahead.due_s(now_s := self._clock.now())) is not None:
+            if due_s > now_s:
+                self._plan_timer = asyncio.get_running_loop().call_later(due_s - now_s, self._plan_is_due)
+                break
+            plan = self.scheduler.schedule(now_s)
             if plan is None:
                 break
             if self._step_offset is None:  # a session counts from 1
                 self._step_offset = plan.step_id - 1
             self._link.send(convert.plan_command(plan, plan.step_id - self._step_offset))
-            num_prefill_tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)
-            self._outstanding.append((plan.step_id, num_prefill_tokens))
+            self._run_ahead.note_sent(plan.work, self._clock.now())
+            self._outstanding.append(plan)
             for sequence in plan.new_sequences:
                 self._note_admitted(sequence.seq_id)
             self._watch()
@@ -237,6 +245,10 @@ class ExecutorDriver:
         if not self._is_pump_due:
             self._is_pump_due = True
             asyncio.get_running_loop().call_soon(self._pump_or_end)
+
+    def _plan_is_due(self) -> None:
+        self._plan_timer = None
+        self._pump_or_end()
 
     def _save_is_due(self) -> None:
         self._save_timer = None
@@ -261,17 +273,18 @@ class ExecutorDriver:
 
     def _apply(self, result: pb.StepResult) -> None:
         assert self.scheduler is not None and self._traffic is not None
-        step_id, num_prefill_tokens = self._outstanding.popleft() if self._outstanding else (None, 0)
-        if step_id is None or step_id - (self._step_offset or 0) != result.step_id:
+        plan = self._outstanding.popleft() if self._outstanding else None
+        if plan is None or plan.step_id - (self._step_offset or 0) != result.step_id:
             raise OctavoError(f"executor {self.address}: result of step {result.step_id} out of order")
         self._watch()
         timings = result.timings
         self.totals.num_steps += 1
         self.totals.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
         self.totals.idle_s += timings.idle_s
-        self._traffic.note_step(num_prefill_tokens, timings.forward_s)
-        self._run_ahead.note_step(num_prefill_tokens, timings.prepare_s + timings.forward_s + timings.sample_s)
-        updates = self.scheduler.apply(step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
+        self._traffic.note_step(plan.work.num_prefill_tokens, timings.forward_s)
+        step_s = timings.prepare_s + timings.forward_s + timings.sample_s
+        self._run_ahead.note_ended(step_s, timings.idle_s, self._clock.now())
+        updates = self.scheduler.apply(plan.step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
         logprobs = {sampled.seq_id: [sampled.logprobs] for sampled in result.sampled if sampled.HasField("logprobs")}
         for update in updates:
             self._route(update, logprobs.get(update.seq_id, []) if update.token_ids else [])

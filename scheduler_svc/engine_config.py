@@ -7,11 +7,11 @@ from dataclasses import dataclass
 class EngineConfig:
     """See SchedulerSettings for the meaning of each."""
 
-    max_chunk_tokens: int = 512
+    max_chunk_tokens: int = 0
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 1 << 20
     prefix_caching: bool = True
-    run_ahead: int = 2
+    run_ahead: int = 8
     executor_wait_s: float = 2.0
     executor_lost_timeout_s: float = 30.0
     step_timeout_s: float = 300.0

@@ -37,10 +37,10 @@ class SchedulerSettings(ServiceSettings):
 
     max_waiting_requests: int = Field(1024, ge=1, description="bound of each executor's queue")
     max_waiting_tokens: int = Field(1 << 20, ge=1, description="bound of each executor's queue, in prompt tokens")
-    max_chunk_tokens: int = Field(512, ge=1, description="most prompt tokens of one sequence in one step")
+    max_chunk_tokens: int = Field(0, ge=0, description="most prompt tokens of one sequence in one step; 0: as many as a step has")
     prefix_caching: bool = Field(True, description="reuse computed blocks for later requests with the same beginning")
     cache_salt: SecretStr = Field(SecretStr(""), description="mixed into every block key; servers that share a store share it")
-    run_ahead: int = Field(2, ge=1, le=8, description="steps that may always be under way at one executor; more of short ones")
+    run_ahead: int = Field(8, ge=1, le=32, description="most steps that may be under way at one executor")
 
     executor_wait_s: float = Field(2.0, ge=0, description="how long a new request waits for an executor to be connected")
     executor_lost_timeout_s: float = Field(30.0, ge=0, description="how long running requests wait for a lost executor")

@@ -30,6 +30,8 @@ from executor_svc.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
 DEFAULT_BATCHED_TOKENS = 8192
+_DEFAULT_NUM_SEQS = {0: 256, 64 << 30: 1024}
+"""By the memory that a GPU has at least, bytes: graphs of many sequences hold many logits."""
 _SWITCH_INTERVAL_S = 2e-4
 _SHORTEST_LONG_CHUNK = 1024
 _CHUNKS_AT_ONCE = (3, 20)
@@ -49,7 +51,8 @@ class CudaDevice:
         if settings.backend == "cpu":
             raise StartupError("backend: cpu does not run on a GPU; use --device cpu or another backend")
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self.backend, self._tokens, self._draw = _kernels(settings, self.torch_device)
+        self._max_num_seqs = settings.max_num_seqs or _default_num_seqs(torch.cuda.mem_get_info(self.torch_device)[1])
+        self.backend, self._tokens, self._draw = _kernels(settings, self._max_num_seqs, self.torch_device)
         self.rewrites: Rewrites = rewrite_for_cuda if settings.rewrites else no_rewrites
         self._settings = settings
         self._degraded = DegradedPaths()
@@ -106,7 +109,7 @@ class CudaDevice:
         return BatchLimits(
             num_blocks=num_blocks,
             block_size=self._settings.block_size,
-            max_num_seqs=self._settings.max_num_seqs,
+            max_num_seqs=self._max_num_seqs,
             max_num_batched_tokens=self._settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
@@ -184,7 +187,11 @@ class CudaDevice:
         return max(0, torch.cuda.max_memory_reserved(self.torch_device) - before)
 
 
-def _kernels(settings: ExecutorSettings, device: torch.device) -> tuple[Backend, TokenEnds, Draw]:
+def _default_num_seqs(total_bytes: int) -> int:
+    return max(num for least_bytes, num in _DEFAULT_NUM_SEQS.items() if total_bytes >= least_bytes)
+
+
+def _kernels(settings: ExecutorSettings, max_num_seqs: int, device: torch.device) -> tuple[Backend, TokenEnds, Draw]:
     """Attention, the ends of a step, and draws from logits."""
     if settings.backend == "torch":
         return TorchBackend(), TorchTokens(), draw_on_host
@@ -194,7 +201,7 @@ def _kernels(settings: ExecutorSettings, device: torch.device) -> tuple[Backend,
     from executor_svc.kernels.triton.tokens import TritonTokens
 
     open_cache(settings.cache_dir / TUNED_FILE)
-    return TritonBackend(settings.max_num_seqs), TritonTokens(settings.max_num_seqs + NUM_CHUNKS, device), draw
+    return TritonBackend(max_num_seqs), TritonTokens(max_num_seqs + NUM_CHUNKS, device), draw
 
 
 def _largest_prefill(limits: BatchLimits) -> list[int]:

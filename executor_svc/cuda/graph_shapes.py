@@ -21,8 +21,9 @@ Ints = npt.NDArray[np.int64]
 NUM_CHUNKS = 16
 _CHUNK_TOKENS = (128, 256, 384, 512, 768, 1024)
 """Above, the device takes longer for a step than the host takes to launch it."""
+_MANY_DECODES = (320, 384, 512, 640, 768, *range(1024, 4097, 256))
 _DECODES_BESIDE_CHUNKS = (0, 16, 64)
-_DECODES_WITH_GROUPS = (8, 16, 32, 48, 64, 96, 128, 192, *range(256, 4097, 128))
+_DECODES_WITH_GROUPS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 512, *range(1024, 4097, 512))
 _WITH_GROUPS_BESIDE_CHUNKS = (64,)
 """Fewer shapes than without groups, because each takes time and memory at the start."""
 
@@ -62,7 +63,7 @@ class GraphShapes:
     """
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int):
-        sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32), *range(320, 4097, 64)]
+        sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32), *_MANY_DECODES]
         most = min(max_num_batched_tokens, _CHUNK_TOKENS[-1])
         self._tokens = _up_to(most, _CHUNK_TOKENS)
         # By number of groups: decodes alone, and decodes beside chunks.

@@ -4,6 +4,7 @@ from common.ids import BlockId, SeqId
 from scheduler_svc.core.outstanding import PlannedChunk, PlannedStep
 from scheduler_svc.core.plan import BlockCopy, Chunk, NewSequence, StepPlan
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_time import StepWork
 
 
 class Batch:
@@ -22,6 +23,7 @@ class Batch:
         self._copies: list[BlockCopy] = []
         self._attached: list[Sequence] = []
         self._chunks: list[Chunk] = []
+        self._num_prefill_tokens = self._num_attended = self._num_decodes = self._num_context_tokens = 0
 
     @property
     def copy_sources(self) -> list[BlockId]:
@@ -38,10 +40,21 @@ class Batch:
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Puts the next num_tokens known tokens of a sequence into the step. Its blocks are in its table."""
-        end = sequence.num_planned_tokens + num_tokens
+        begin = sequence.num_planned_tokens
+        end = begin + num_tokens
         self._chunks.append(Chunk(sequence.seq_id, num_tokens, sequence.table.take_unsent(end)))
         self.planned.append(PlannedChunk(sequence, sequence.attempt, num_tokens, end == sequence.num_known_tokens))
         self.num_tokens_left -= num_tokens
+        if num_tokens == 1:
+            self._num_decodes += 1
+            self._num_context_tokens += end
+        else:
+            self._num_prefill_tokens += num_tokens
+            self._num_attended += num_tokens * begin + num_tokens * (num_tokens + 1) // 2
+
+    def work(self) -> StepWork:
+        """What the step computes."""
+        return StepWork(self._num_prefill_tokens, self._num_attended, self._num_decodes, self._num_context_tokens)
 
     def plan(self, dropped_seq_ids: list[SeqId]) -> StepPlan:
         """What the executor is told."""
@@ -51,6 +64,7 @@ class Batch:
             new_sequences=tuple(self._new_sequences),
             block_copies=tuple(self._copies),
             chunks=tuple(self._chunks),
+            work=self.work(),
         )
 
     def step(self) -> PlannedStep:

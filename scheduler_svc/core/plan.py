@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from common.ids import BlockId, BlockKey, RequestId, SeqId
 from scheduler_svc.core.request import FinishReason, SamplingParams, StopConditions
+from scheduler_svc.core.step_time import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step as a delta: drops, then new sequences, then copies, then chunks (decodes first)."""
+    """One step as a delta: drops, then new sequences, then copies, then chunks (decodes first).
+
+    Attributes:
+        work: what it computes, for those who predict its time; not sent.
+    """
 
     step_id: int
     dropped_seq_ids: tuple[SeqId, ...] = ()
     new_sequences: tuple[NewSequence, ...] = ()
     block_copies: tuple[BlockCopy, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    work: StepWork = StepWork()
 
 
 @dataclass(frozen=True, slots=True)

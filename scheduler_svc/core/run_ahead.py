@@ -1,40 +1,90 @@
-"""How many steps are sent ahead of their results. Pure: measurements are handed in.
+"""When the next plan is sent while steps are under way. Pure: measurements and the time are handed in.
 
-What a result causes (the next plan, text, messages) takes the scheduler a while, now and then tens of milliseconds; the executor
-must have steps left meanwhile. Two are enough where a step takes that long. Of short decode steps more are sent. What that costs:
-a stop that is only seen in a token is found so many steps late, and a new request waits for what is under way. Steps with
-prompts are long and never pile up.
+Two things are at odds. The executor must never wait for a plan, so plans are sent before the results they build on. But a plan
+that is sent is closed: a request that arrives afterwards waits for all steps under way. So the next plan goes out as late as it
+may: a lead before the executor is expected to run out of work. The lead covers what the scheduler does between two plans,
+which grows with the streams that have news, and the way to the executor. When the executor waited in spite of it, the lead
+grows; then it shrinks slowly.
 """
 
-COVERED_S = 0.03
-"""Time that the steps under way should last."""
-MAX_STEPS = 8
-_WEIGHT = 0.1
+from collections import deque
+from dataclasses import dataclass
+
+from scheduler_svc.core.step_time import StepTimeModel, StepWork
+
+BASE_LEAD_S = 0.006
+LEAD_PER_STREAM_S = 60e-6
+MAX_EXTRA_LEAD_S = 0.03
+_GROWTH_S = 0.004
+_SHRINK = 0.995
+_NOTICED_IDLE_S = 0.0003
+_AT_ONCE_S = 0.003
+_MAX_MARGIN = 0.5
+_UNLEARNED_STEPS = 2
+"""Steps that may be under way before the model has seen enough of them."""
+_LEARNED_AFTER = 8
+
+
+@dataclass(slots=True)
+class _Sent:
+    work: StepWork
+    predicted_s: float
+    follows_others: bool
 
 
 class RunAhead:
-    """The depth for one executor.
+    """Of one executor.
+
+    Attributes:
+        step_times: learned from the steps.
 
     Args:
-        least: steps under way that are always allowed.
+        max_steps: the most that may be under way.
     """
 
-    def __init__(self, least: int):
-        self._least = least
-        self._decode_step_s = 0.0
+    def __init__(self, max_steps: int):
+        self.step_times = StepTimeModel()
+        self._max_steps = max_steps
+        self._under_way: deque[_Sent] = deque()
+        self._oldest_began_s = 0.0
+        self._extra_lead_s = 0.0
 
-    def note_step(self, num_prefill_tokens: int, seconds: float) -> None:
-        """A step ended."""
-        if num_prefill_tokens == 0 and seconds > 0:
-            known = self._decode_step_s or seconds
-            self._decode_step_s = known + _WEIGHT * (seconds - known)
+    def restart(self) -> None:
+        """Steps under way are lost; what was learned stays."""
+        self._under_way.clear()
 
-    def num_steps(self, *, any_prefill: bool) -> int:
-        """Steps that may be under way.
+    def note_sent(self, work: StepWork, now_s: float) -> None:
+        """A plan was sent."""
+        # Right behind the last result, there was work all the time and the plan came too late.
+        follows_others = bool(self._under_way) or now_s < self._oldest_began_s + _AT_ONCE_S
+        if not self._under_way:
+            self._oldest_began_s = now_s
+        self._under_way.append(_Sent(work, self.step_times.predict_s(work), follows_others))
+
+    def note_ended(self, seconds: float, idle_s: float, now_s: float) -> None:
+        """The result of the oldest step under way is in.
 
         Args:
-            any_prefill: whether one of those that are computes prompt tokens.
+            seconds: that it took.
+            idle_s: that the executor waited for its plan.
         """
-        if any_prefill or self._decode_step_s == 0.0:
-            return self._least
-        return max(self._least, min(MAX_STEPS, -int(-COVERED_S // self._decode_step_s)))
+        ended = self._under_way.popleft()
+        self._oldest_began_s = now_s
+        self.step_times.learn(ended.work, seconds)
+        if ended.follows_others and idle_s > _NOTICED_IDLE_S:
+            self._extra_lead_s = min(MAX_EXTRA_LEAD_S, self._extra_lead_s + _GROWTH_S)
+        else:
+            self._extra_lead_s *= _SHRINK
+
+    def due_s(self, now_s: float) -> float | None:
+        """When to send the next plan: a time that may have passed; None: not before a result is in."""
+        if not self._under_way:
+            return now_s
+        if len(self._under_way) >= self._max_steps:
+            return None
+        if self.step_times.num_measured < _LEARNED_AFTER:
+            return now_s if len(self._under_way) < _UNLEARNED_STEPS else None
+        certain = 1.0 - min(_MAX_MARGIN, 2 * self.step_times.relative_error)
+        lasts_s = certain * sum(sent.predicted_s for sent in self._under_way)
+        lead_s = BASE_LEAD_S + LEAD_PER_STREAM_S * self._under_way[-1].work.num_sequences_told + self._extra_lead_s
+        return self._oldest_began_s + lasts_s - lead_s
