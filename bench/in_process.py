@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.client import Answer
 from bench.counters import Counters
+from scheduler_svc.core.step_time import StepTimeModel
 
 if TYPE_CHECKING:  # torch takes seconds to import, and whoever only starts the child needs none of it
     from executor_svc.inprocess import InProcessExecutor
@@ -29,8 +30,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and whoever only starts the 
     from scheduler_svc.core.request import Request
     from scheduler_svc.core.scheduler import Scheduler
 
-_RUN_AHEAD = 2
-"""As the scheduler's default; without a GPU nothing is gained by it."""
+_RUN_AHEAD = 3
+"""Without a GPU nothing is gained by it."""
 Item = tuple[Sequence[int], int, float]
 
 
@@ -53,6 +54,7 @@ class EngineLoop:
         self._numbers = itertools.count()
         self._results: queue.SimpleQueue[StepResult | Exception] = queue.SimpleQueue()
         self.counters = Counters()
+        self._step_times = StepTimeModel()
         self._scheduler = self._new_scheduler()
 
     def flush(self) -> None:
@@ -71,7 +73,7 @@ class EngineLoop:
         waiting = deque(sorted(range(len(items)), key=lambda i: items[i][2]))
         indices: dict[str, int] = {}
         num_starting = len(items)
-        outstanding: deque[int] = deque()
+        outstanding: deque[StepPlan] = deque()
         start_s = self._clock()
         while True:
             now = self._clock() - start_s
@@ -81,7 +83,7 @@ class EngineLoop:
                 self._scheduler.add(request)
             while len(outstanding) < self._run_ahead and (plan := self._scheduler.schedule(self._clock())) is not None:
                 self._submit(plan)
-                outstanding.append(plan.step_id)
+                outstanding.append(plan)
             if not outstanding:
                 if not waiting:
                     return answers
@@ -103,7 +105,7 @@ class EngineLoop:
 
         self._executor.submit(convert.plan_command(plan, plan.step_id).plan, self._results.put)
 
-    def _collect(self, step_id: int) -> "Sequence[SequenceUpdate]":
+    def _collect(self, plan: "StepPlan") -> "Sequence[SequenceUpdate]":
         """Waits for the result of a step and applies it."""
         from scheduler_svc import convert
 
@@ -112,8 +114,10 @@ class EngineLoop:
             raise result
         timings = result.timings
         self.counters.num_steps += 1
-        self.counters.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
-        return self._scheduler.apply(step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
+        step_s = timings.prepare_s + timings.forward_s + timings.sample_s
+        self.counters.busy_s += step_s
+        self._step_times.learn(plan.work, step_s)
+        return self._scheduler.apply(plan.step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
 
     def _new_scheduler(self) -> "Scheduler":
         from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
@@ -126,7 +130,7 @@ class EngineLoop:
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_chunk_tokens=info.max_num_batched_tokens,
         )
-        return Scheduler(config)
+        return Scheduler(config, self._step_times)
 
     def _request(self, item: Item) -> "Request":
         from common.block_hash import root_key

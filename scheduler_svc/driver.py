@@ -168,7 +168,7 @@ class ExecutorDriver:
         )
         if self.scheduler is None or config != self._scheduler_config:
             moving = self.release_all()
-            self.scheduler = Scheduler(config)
+            self.scheduler = Scheduler(config, self._run_ahead.step_times)
             self._scheduler_config = config
             for generation in moving:
                 try:

@@ -34,7 +34,9 @@ _DEFAULT_NUM_SEQS = {0: 256, 64 << 30: 1024}
 """By the memory that a GPU has at least, bytes: graphs of many sequences hold many logits."""
 _SWITCH_INTERVAL_S = 2e-4
 _SHORTEST_LONG_CHUNK = 1024
-_CHUNKS_AT_ONCE = (3, 20)
+_CHUNKS_AT_ONCE = (3, 20, 150)
+"""Numbers of chunks of the kinds that kernels tell apart, each with few tokens and with many."""
+_FEW_TOKENS, _MANY_TOKENS = 2, 4200
 _DECODES_BESIDE = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _ODD_CHUNK = 1031
 """More than graphs take, and divisible by nothing that kernels care about."""
@@ -238,7 +240,7 @@ def _full_batch(limits: BatchLimits) -> StepPlan[SamplingParams]:
 def chunk_steps(limits: BatchLimits) -> Iterator[list[StepPlan[SamplingParams]]]:
     """Sessions that run what a request would otherwise be the first to need: libraries plan by length, kernels compile by count.
 
-    Long chunks, fresh and then behind a context as long; several short chunks at once; decodes beside a long chunk.
+    Long chunks, fresh and then behind a context as long; several chunks at once; decodes beside a long chunk.
     """
     greedy = SamplingParams(temperature=0.0)
     num_slots = limits.num_blocks * limits.block_size
@@ -250,10 +252,13 @@ def chunk_steps(limits: BatchLimits) -> Iterator[list[StepPlan[SamplingParams]]]
         yield [StepPlan(1, new_sequences=[new], chunks=[chunk]), StepPlan(2, chunks=[chunk])]
         length *= 2
     for count in _CHUNKS_AT_ONCE:
-        if count <= limits.max_num_seqs and 2 * count <= limits.max_num_batched_tokens and count < limits.num_blocks:
-            news = [NewSequence(SeqId(i), [1, 1], 2, 0, [BlockId(i)], greedy) for i in range(1, count + 1)]
-            if limits.block_size >= 2 and limits.max_model_len >= 2:
-                yield [StepPlan(1, new_sequences=news, chunks=[Chunk(SeqId(i), 2) for i in range(1, count + 1)])]
+        for length in (_FEW_TOKENS, -(-_MANY_TOKENS // count)):
+            width = -(-length // limits.block_size)
+            fits = count <= limits.max_num_seqs and count * length <= limits.max_num_batched_tokens
+            if fits and length <= limits.max_model_len and (count + 1) * width <= limits.num_blocks:
+                tables = [[BlockId(i * width + at) for at in range(width)] for i in range(1, count + 1)]
+                news = [NewSequence(SeqId(i), [1] * length, length, 0, table, greedy) for i, table in enumerate(tables)]
+                yield [StepPlan(1, new_sequences=news, chunks=[Chunk(SeqId(i), length) for i in range(count)])]
     num_blocks = -(-(_ODD_CHUNK + 1) // limits.block_size)
     for count in _DECODES_BESIDE:
         fits = count < limits.max_num_seqs and _ODD_CHUNK + count <= limits.max_num_batched_tokens

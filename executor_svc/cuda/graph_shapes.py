@@ -22,9 +22,9 @@ NUM_CHUNKS = 16
 _CHUNK_TOKENS = (128, 256, 384, 512, 768, 1024)
 """Above, the device takes longer for a step than the host takes to launch it."""
 _MANY_DECODES = (320, 384, 512, 640, 768, *range(1024, 4097, 256))
-_DECODES_BESIDE_CHUNKS = (0, 16, 64)
+_DECODES_BESIDE_CHUNKS = (0, 16, 64, 128, 256)
 _DECODES_WITH_GROUPS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 512, *range(1024, 4097, 512))
-_WITH_GROUPS_BESIDE_CHUNKS = (64,)
+_WITH_GROUPS_BESIDE_CHUNKS = (64, 256)
 """Fewer shapes than without groups, because each takes time and memory at the start."""
 
 
@@ -69,8 +69,8 @@ class GraphShapes:
         # By number of groups: decodes alone, and decodes beside chunks.
         self._decodes = {0: _up_to(max_num_seqs, sizes), MAX_GROUPS: _up_to(max_num_seqs, _DECODES_WITH_GROUPS)}
         self._beside = {
-            0: _up_to(max_num_seqs, _DECODES_BESIDE_CHUNKS),
-            MAX_GROUPS: _up_to(max_num_seqs, _WITH_GROUPS_BESIDE_CHUNKS),
+            0: _up_to(min(max_num_seqs, _DECODES_BESIDE_CHUNKS[-1]), _DECODES_BESIDE_CHUNKS),
+            MAX_GROUPS: _up_to(min(max_num_seqs, _WITH_GROUPS_BESIDE_CHUNKS[-1]), _WITH_GROUPS_BESIDE_CHUNKS),
         }
         shapes = [GraphShape(size, num_groups=groups) for groups, sizes in self._decodes.items() for size in sizes]
         shapes += [

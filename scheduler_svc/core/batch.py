@@ -52,6 +52,10 @@ class Batch:
             self._num_prefill_tokens += num_tokens
             self._num_attended += num_tokens * begin + num_tokens * (num_tokens + 1) // 2
 
+    def limit(self, num_tokens: int) -> None:
+        """At most num_tokens more."""
+        self.num_tokens_left = min(self.num_tokens_left, num_tokens)
+
     def work(self) -> StepWork:
         """What the step computes."""
         return StepWork(self._num_prefill_tokens, self._num_attended, self._num_decodes, self._num_context_tokens)

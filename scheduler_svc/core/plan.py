@@ -50,7 +50,7 @@ class StepPlan:
     new_sequences: tuple[NewSequence, ...] = ()
     block_copies: tuple[BlockCopy, ...] = ()
     chunks: tuple[Chunk, ...] = ()
-    work: StepWork = StepWork()
+    work: StepWork = field(default_factory=StepWork)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ _AT_ONCE_S = 0.003
 _MAX_MARGIN = 0.5
 _UNLEARNED_STEPS = 2
 """Steps that may be under way before the model has seen enough of them."""
-_LEARNED_AFTER = 8
 
 
 @dataclass(slots=True)
@@ -67,6 +66,7 @@ class RunAhead:
         Args:
             seconds: that it took.
             idle_s: that the executor waited for its plan.
+            now_s: the time.
         """
         ended = self._under_way.popleft()
         self._oldest_began_s = now_s
@@ -82,7 +82,7 @@ class RunAhead:
             return now_s
         if len(self._under_way) >= self._max_steps:
             return None
-        if self.step_times.num_measured < _LEARNED_AFTER:
+        if not self.step_times.is_learned:
             return now_s if len(self._under_way) < _UNLEARNED_STEPS else None
         certain = 1.0 - min(_MAX_MARGIN, 2 * self.step_times.relative_error)
         lasts_s = certain * sum(sent.predicted_s for sent in self._under_way)

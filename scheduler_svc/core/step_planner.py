@@ -4,7 +4,8 @@
     2. prefills that were begun      next chunks, oldest first
     3. admissions                    waiting sequences, oldest first
 
-until the token budget is spent, so that a long prompt never holds up the others' next token. A sequence is admitted when blocks
+until the token budget is spent, so that a long prompt never holds up the others' next token; beside decodes it is smaller
+(prefill_budget.py). A sequence is admitted when blocks
 for all its known tokens are there, and one more for each running sequence; from then on only its outputs need blocks, and only
 a decode can run short. Knows requests and sequences. Does not know what becomes of a step: that is the scheduler's business.
 """
@@ -15,6 +16,7 @@ from scheduler_svc.core.attachment import Awaited, find_attachment
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.preemption import choose_victim
+from scheduler_svc.core.prefill_budget import PrefillBudget
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.running_set import RunningSet
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
@@ -24,17 +26,19 @@ from scheduler_svc.core.waiting_queue import WaitingQueue
 class StepPlanner:
     """See the module's first lines."""
 
-    def __init__(self, config: SchedulerConfig, requests: RequestTable, waiting: WaitingQueue):
+    def __init__(self, config: SchedulerConfig, requests: RequestTable, waiting: WaitingQueue, prefill_budget: PrefillBudget):
         self.num_preemptions = 0
         self.cached_tokens_by_tier: Counter[str] = Counter()
         """Prompt tokens that admitted requests did not have to compute."""
         self._max_chunk_tokens = config.max_chunk_tokens
         self._requests = requests
         self._waiting = waiting
+        self._prefill_budget = prefill_budget
 
     def fill(self, batch: Batch, running: RunningSet, now_s: float) -> None:
         """Puts into an empty batch what runs next. Moves sequences between waiting and running as needed."""
         self._add_decodes(batch, running)
+        batch.limit(self._prefill_budget.num_tokens(batch.work()))
         for sequence in running:
             if sequence.num_known_tokens - sequence.num_planned_tokens > 1:
                 self._add_chunk(batch, sequence)

@@ -17,6 +17,7 @@ _NOISE_VARIANCE = 0.03**2
 _PLAIN_ERROR = 0.3
 """Relative error above which a measurement is trusted less: something else took the time, a compiler or another process."""
 _ERROR_WEIGHT = 0.05
+_LEARNED_AFTER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class StepTimeModel:
         size = range(len(_UNITS))
         self._coefficients = [0.0 for _ in size]
         self._covariance = [[_PRIOR_VARIANCE if i == j else 0.0 for j in size] for i in size]
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether predictions mean anything yet."""
+        return self.num_measured >= _LEARNED_AFTER
 
     def predict_s(self, work: StepWork) -> float:
         """Seconds that a step should take, at least 0."""

@@ -11,8 +11,8 @@ partials       slot 1          slot 0          slot 0, slot 1   slot 0 ...      
                                                                                                        written directly
 ```
 A sequence that spans ranges is finished by the program that arrives last, by the counter of (sequence, KV head), which it
-sets back to zero. With SHARED a sequence's tiles are those of its own keys, from own_starts on; the program in which it begins
-adds what decode_shared_kernel.py made of the keys before.
+sets back to zero. Padding rows have no tiles, so that they cost no range its time. With SHARED a sequence's tiles are those of
+its own keys, from own_starts on; the program in which it begins adds what decode_shared_kernel.py made of the keys before.
 """
 
 import triton
@@ -122,6 +122,20 @@ def paged_decode_kernel(
     blocks = block_ids(tables_ptr + first_seq * tables_stride, positions // BLOCK_SIZE, positions < seq_len)
     if not SHARED:
         wait_for_previous(OVERLAP)
+        _write_padding(
+            this_range,
+            num_ranges,
+            num_seqs,
+            seq_lens_ptr,
+            out_ptr,
+            kv_head,
+            dims_v,
+            out_stride,
+            GROUP,
+            ROWS,
+            HEAD_DIM_V,
+            PADDED_V,
+        )
 
     for seq in tl.range(first_seq, last_seq + 1, num_stages=1):
         seq_tiles = _num_tiles(seq_len, first_key, TILE)
@@ -233,6 +247,48 @@ def paged_decode_kernel(
         seq_len = next_len
         first_key = next_key
 
+    if SHARED:
+        wait_for_previous(OVERLAP)
+        _write_padding(
+            this_range,
+            num_ranges,
+            num_seqs,
+            seq_lens_ptr,
+            out_ptr,
+            kv_head,
+            dims_v,
+            out_stride,
+            GROUP,
+            ROWS,
+            HEAD_DIM_V,
+            PADDED_V,
+        )
+
+
+@triton.jit
+def _write_padding(
+    this_range,
+    num_ranges,
+    num_seqs,
+    seq_lens_ptr,
+    out_ptr,
+    kv_head,
+    dims_v,
+    out_stride,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    PADDED_V: tl.constexpr,
+):
+    """Zeros for this range's share of the padding rows: in the row of tiles they would all lie in the last ranges."""
+    rows = tl.arange(0, ROWS)
+    mask = (rows < GROUP)[:, None] & (dims_v < HEAD_DIM_V)[None, :]
+    offsets = (kv_head * GROUP + rows)[:, None] * HEAD_DIM_V + dims_v[None, :]
+    zeros = tl.zeros([ROWS, PADDED_V], out_ptr.dtype.element_ty)
+    for seq in tl.range(this_range, num_seqs, num_ranges, num_stages=1):
+        if tl.load(seq_lens_ptr + seq) == 0:
+            tl.store(out_ptr + seq * out_stride + offsets, zeros, mask=mask)
+
 
 @triton.jit
 def _first_key(seq_lens, window, own_starts_ptr, mask, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr):
@@ -255,8 +311,8 @@ def _place(place_ptr, is_shared):
 
 @triton.jit
 def _num_tiles(seq_lens, first_keys, TILE: tl.constexpr):
-    """Tiles of sequences; an empty one has one tile, in which its zeros are written."""
-    return tl.maximum(tl.cdiv(seq_lens - first_keys, TILE), 1)
+    """Tiles of sequences; a padding row has none."""
+    return tl.where(seq_lens > 0, tl.maximum(tl.cdiv(seq_lens - first_keys, TILE), 1), 0)
 
 
 @triton.jit

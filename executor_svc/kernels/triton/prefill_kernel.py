@@ -120,7 +120,7 @@ def triton_prefill(
         PADDED_V=padded(head_dim_v),
         BLOCK_SIZE=block_size,
         TILE=tile,
-        MAX_SEQS=16 if num_seqs <= 16 else max(128, int(triton.next_power_of_2(num_seqs))),
+        MAX_SEQS=next(most for most in (16, 128, 1024, 4096, 1 << 16) if num_seqs <= most),
         WINDOW=window is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,

@@ -86,14 +86,23 @@ def test_softcap_and_sinks(num_ranges: int) -> None:
     torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=1e-4)
 
 
-def test_padding_rows_become_zero_and_read_nothing() -> None:
-    step = written(make_rows_step(Shape(4, 2, 16, 16, 16), [70, 20, 33], [1, 1, 1]))
+@pytest.mark.parametrize("num_ranges", [1, 3, 7])
+@pytest.mark.parametrize("padding", [[1], [0], [4], [0, 1, 4], [2, 3, 4], [0, 1, 2, 3, 4]], ids=str)
+def test_padding_rows_become_zero_and_read_nothing(padding: list[int], num_ranges: int) -> None:
+    step = written(make_rows_step(Shape(4, 2, 16, 16, 16), [70, 20, 33, 64, 200], [1] * 5))
     wanted = expected(step, scale=0.3)[0]
-    step.batch.seq_lens[1] = 0
-    step.batch.block_tables[1] = 2**30
-    out = decode(step)
-    assert not out[1].any()
-    torch.testing.assert_close(out[[0, 2]].double(), wanted[[0, 2]], atol=2e-5, rtol=1e-4)
+    step.batch.seq_lens[padding] = 0
+    step.batch.block_tables[padding] = 2**30
+    out = decode(step, num_ranges)
+    assert not out[padding].any()
+    others = [seq for seq in range(5) if seq not in padding]
+    torch.testing.assert_close(out[others].double(), wanted[others], atol=2e-5, rtol=1e-4)
+
+
+def test_one_padding_row_alone_becomes_zero() -> None:
+    step = written(make_rows_step(Shape(4, 2, 16, 16, 16), [70], [1]))
+    step.batch.seq_lens[0] = 0
+    assert not decode(step).any()
 
 
 def test_a_workspace_is_used_again_with_other_lengths() -> None:

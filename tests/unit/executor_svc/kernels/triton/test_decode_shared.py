@@ -118,6 +118,18 @@ def test_every_sequence_may_have_no_key_of_its_own() -> None:
     torch.testing.assert_close(decode(step).double(), wanted, atol=2e-5, rtol=1e-4)
 
 
+def test_padding_rows_behind_sequences_that_share_become_zero() -> None:
+    step = written(Shape(4, 2, 16, 16, 16), [200, 180, 170, 40, 90], [([0, 1, 2], 128)])
+    batch = step.batch
+    wanted = torch.stack([expected_decode(step, seq, int(length)) for seq, length in enumerate(batch.seq_lens)])
+    step = dataclasses.replace(
+        step, batch=dataclasses.replace(batch, seq_lens=torch.tensor([200, 180, 170, 0, 0], dtype=torch.int32))
+    )
+    out = decode(step)
+    torch.testing.assert_close(out[:3].double(), wanted[:3], atol=2e-5, rtol=1e-4)
+    assert not out[3:].any()
+
+
 def expected_decode(step: Step, seq: int, length: int) -> Tensor:
     """Attention of one query to the first keys of the cache, float64."""
     positions = torch.arange(length)

@@ -1,0 +1,39 @@
+"""How many prompt tokens a step takes beside decodes. Pure; knows times of steps, no sequences.
+
+All prompts of a step get their first token when the whole step is over, and every decode waits for it, so steps should be
+short. But each step also pays for its decodes, so many short steps do less in the end. The balance: prompts take a step so many
+times as long as its decodes would take alone.
+"""
+
+from dataclasses import replace
+
+from scheduler_svc.core.step_time import StepTimeModel, StepWork
+
+TIMES_DECODES = 8
+"""Simulated on the Azure trace: the throughput of the largest steps, and TTFT p99 4 % lower; at 4 the queue of an overload grows."""
+LEAST_TOKENS = 2048
+"""Smaller steps use a large device badly."""
+
+
+class PrefillBudget:
+    """For one executor.
+
+    Args:
+        step_times: of its steps.
+        max_tokens: of a step.
+    """
+
+    def __init__(self, step_times: StepTimeModel, max_tokens: int):
+        self._step_times = step_times
+        self._max_tokens = max_tokens
+
+    def num_tokens(self, decodes: StepWork) -> int:
+        """The most prompt tokens of a step with these decodes and nothing else so far."""
+        if decodes.num_decodes == 0 or not self._step_times.is_learned or self._max_tokens <= LEAST_TOKENS:
+            return self._max_tokens
+        decodes_s = self._step_times.predict_s(decodes)
+        prompt = replace(decodes, num_prefill_tokens=LEAST_TOKENS, num_attended=LEAST_TOKENS * LEAST_TOKENS // 2)
+        per_token_s = (self._step_times.predict_s(prompt) - decodes_s) / LEAST_TOKENS
+        if per_token_s <= 0.0:
+            return self._max_tokens
+        return min(self._max_tokens, max(LEAST_TOKENS, int(TIMES_DECODES * decodes_s / per_token_s)))

@@ -1,0 +1,52 @@
+import pytest
+
+from scheduler_svc.core.prefill_budget import LEAST_TOKENS, TIMES_DECODES, PrefillBudget
+from scheduler_svc.core.step_time import StepTimeModel, StepWork
+
+MOST = 8192
+
+
+def learned(base_s: float, per_token_s: float, per_decode_s: float) -> StepTimeModel:
+    model = StepTimeModel()
+    for number in range(400):
+        tokens, decodes = number % 7 * 600, 1 + number % 50
+        work = StepWork(tokens, tokens * tokens // 2, decodes, decodes * 1000)
+        model.learn(work, base_s + per_token_s * tokens + per_decode_s * decodes)
+    return model
+
+
+def decodes(num: int) -> StepWork:
+    return StepWork(num_decodes=num, num_context_tokens=num * 1000)
+
+
+def test_prompts_take_so_many_times_as_long_as_decodes() -> None:
+    budget = PrefillBudget(learned(0.004, 20e-6, 100e-6), MOST)
+    assert budget.num_tokens(decodes(60)) == pytest.approx(TIMES_DECODES * 0.010 / 20e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("num", [1, 20])
+def test_few_decodes_leave_the_least(num: int) -> None:
+    assert PrefillBudget(learned(0.001, 20e-6, 100e-6), MOST).num_tokens(decodes(num)) == LEAST_TOKENS
+
+
+def test_many_decodes_leave_the_whole_step() -> None:
+    assert PrefillBudget(learned(0.004, 20e-6, 100e-6), MOST).num_tokens(decodes(500)) == MOST
+
+
+def test_without_decodes_nobody_waits() -> None:
+    assert PrefillBudget(learned(0.004, 20e-6, 100e-6), MOST).num_tokens(StepWork()) == MOST
+
+
+def test_before_anything_is_known_the_whole_step_is_used() -> None:
+    assert PrefillBudget(StepTimeModel(), MOST).num_tokens(decodes(3)) == MOST
+
+
+def test_prompts_that_seem_to_cost_nothing_use_the_whole_step() -> None:
+    model = StepTimeModel()
+    for _ in range(100):
+        model.learn(decodes(8), 0.01)
+    assert PrefillBudget(model, MOST).num_tokens(decodes(8)) == MOST
+
+
+def test_a_small_step_is_used_whole() -> None:
+    assert PrefillBudget(learned(0.004, 1e-3, 1e-3), 512).num_tokens(decodes(16)) == 512
