@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.client import Answer
 from bench.counters import Counters
+from scheduler_svc.core.prefill_budget import InProportion
 from scheduler_svc.core.step_time import StepTimeModel
 
 if TYPE_CHECKING:  # torch takes seconds to import, and whoever only starts the child needs none of it
@@ -130,7 +131,7 @@ class EngineLoop:
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_chunk_tokens=info.max_num_batched_tokens,
         )
-        return Scheduler(config, self._step_times)
+        return Scheduler(config, InProportion(self._step_times, config.max_num_batched_tokens))
 
     def _request(self, item: Item) -> "Request":
         from common.block_hash import root_key

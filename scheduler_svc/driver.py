@@ -21,6 +21,7 @@ from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
 from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate, StepPlan
+from scheduler_svc.core.prefill_budget import InProportion
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
@@ -168,7 +169,8 @@ class ExecutorDriver:
         )
         if self.scheduler is None or config != self._scheduler_config:
             moving = self.release_all()
-            self.scheduler = Scheduler(config, self._run_ahead.step_times)
+            budget = InProportion(self._run_ahead.step_times, config.max_num_batched_tokens)
+            self.scheduler = Scheduler(config, budget)
             self._scheduler_config = config
             for generation in moving:
                 try:

@@ -18,6 +18,7 @@ class Batch:
     def __init__(self, step_id: int, num_tokens: int):
         self.step_id = step_id
         self.num_tokens_left = num_tokens
+        self._num_preferred_left: int | None = None
         self.planned: list[PlannedChunk] = []
         self._new_sequences: list[NewSequence] = []
         self._copies: list[BlockCopy] = []
@@ -50,11 +51,27 @@ class Batch:
             self._num_context_tokens += end
         else:
             self._num_prefill_tokens += num_tokens
+            if self._num_preferred_left is not None:
+                self._num_preferred_left = max(0, self._num_preferred_left - num_tokens)
             self._num_attended += num_tokens * begin + num_tokens * (num_tokens + 1) // 2
 
-    def limit(self, num_tokens: int) -> None:
-        """At most num_tokens more."""
-        self.num_tokens_left = min(self.num_tokens_left, num_tokens)
+    def prefer(self, num_prefill_tokens: int) -> None:
+        """Prompts should not take more of the step than that; see room_for."""
+        if num_prefill_tokens < self.num_tokens_left:
+            self._num_preferred_left = num_prefill_tokens
+
+    def room_for(self, num_tokens: int) -> int:
+        """How many of a prompt's num_tokens the step takes.
+
+        Beyond what prompts should take a prompt is not cut, because the cut costs it a step and the device attention over what
+        lies before it: the first prompt goes whole, if that is possible at all, and others wait for the next step.
+        """
+        preferred = self._num_preferred_left
+        if preferred is None:
+            return min(num_tokens, self.num_tokens_left)
+        if num_tokens <= preferred or self._num_prefill_tokens:
+            return num_tokens if num_tokens <= preferred else 0
+        return num_tokens if num_tokens <= self.num_tokens_left else preferred
 
     def work(self) -> StepWork:
         """What the step computes."""

@@ -5,18 +5,36 @@ short. But each step also pays for its decodes, so many short steps do less in t
 times as long as its decodes would take alone.
 """
 
+import sys
 from dataclasses import replace
+from typing import Protocol
 
 from scheduler_svc.core.step_time import StepTimeModel, StepWork
 
 TIMES_DECODES = 8
-"""Simulated on the Azure trace: the throughput of the largest steps, and TTFT p99 4 % lower; at 4 the queue of an overload grows."""
+"""Simulated on the Azure trace: the throughput of the largest steps; at 4 the queue of an overload grows."""
 LEAST_TOKENS = 2048
 """Smaller steps use a large device badly."""
 
 
-class PrefillBudget:
-    """For one executor.
+class PrefillBudget(Protocol):
+    """The policy."""
+
+    def num_tokens(self, decodes: StepWork) -> int:
+        """The most prompt tokens of a step with these decodes and nothing else so far; more than the step has: all it has."""
+        ...
+
+
+class WholeSteps:
+    """No limit but the step's own."""
+
+    def num_tokens(self, decodes: StepWork) -> int:
+        """See PrefillBudget."""
+        return sys.maxsize
+
+
+class InProportion:
+    """In proportion to the time of the decodes, see the module's first lines.
 
     Args:
         step_times: of its steps.
@@ -28,7 +46,7 @@ class PrefillBudget:
         self._max_tokens = max_tokens
 
     def num_tokens(self, decodes: StepWork) -> int:
-        """The most prompt tokens of a step with these decodes and nothing else so far."""
+        """See PrefillBudget."""
         if decodes.num_decodes == 0 or not self._step_times.is_learned or self._max_tokens <= LEAST_TOKENS:
             return self._max_tokens
         decodes_s = self._step_times.predict_s(decodes)

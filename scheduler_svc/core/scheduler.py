@@ -22,14 +22,13 @@ from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.outstanding import OutstandingSteps, PlannedStep
 from scheduler_svc.core.plan import LoadPlan, SampledToken, SavePlan, SchedulerStats, SequenceUpdate, StepPlan
-from scheduler_svc.core.prefill_budget import PrefillBudget
+from scheduler_svc.core.prefill_budget import PrefillBudget, WholeSteps
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.request_state import RequestState
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.running_set import RunningSet
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from scheduler_svc.core.step_planner import StepPlanner
-from scheduler_svc.core.step_time import StepTimeModel
 from scheduler_svc.core.transfers import Transfers
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
@@ -40,17 +39,16 @@ class Scheduler:
     """See the module's first lines.
 
     Args:
-        step_times: of the executor's steps, learned by others; None: nothing is known of them.
+        prefill_budget: of steps beside decodes; None: there is no limit but the step's.
     """
 
-    def __init__(self, config: SchedulerConfig, step_times: StepTimeModel | None = None):
+    def __init__(self, config: SchedulerConfig, prefill_budget: PrefillBudget | None = None):
         self.config = config
         self._requests = RequestTable(config.block_size, is_keyed=config.prefix_caching)
         self._waiting = WaitingQueue(config.max_waiting_requests, config.max_waiting_tokens)
         self._transfers = Transfers()
         self._loading: dict[int, RequestState] = {}
-        budget = PrefillBudget(step_times or StepTimeModel(), config.max_num_batched_tokens)
-        self._planner = StepPlanner(config, self._requests, self._waiting, budget)
+        self._planner = StepPlanner(config, self._requests, self._waiting, prefill_budget or WholeSteps())
         self._num_discarded_tokens = 0
         self._start_session()
 

@@ -38,7 +38,7 @@ class StepPlanner:
     def fill(self, batch: Batch, running: RunningSet, now_s: float) -> None:
         """Puts into an empty batch what runs next. Moves sequences between waiting and running as needed."""
         self._add_decodes(batch, running)
-        batch.limit(self._prefill_budget.num_tokens(batch.work()))
+        batch.prefer(self._prefill_budget.num_tokens(batch.work()))
         for sequence in running:
             if sequence.num_known_tokens - sequence.num_planned_tokens > 1:
                 self._add_chunk(batch, sequence)
@@ -60,8 +60,7 @@ class StepPlanner:
                 batch.add_chunk(sequence, 1)
 
     def _add_chunk(self, batch: Batch, sequence: Sequence) -> None:
-        num_uncomputed = sequence.num_known_tokens - sequence.num_planned_tokens
-        num_tokens = min(num_uncomputed, batch.num_tokens_left, self._max_chunk_tokens)
+        num_tokens = batch.room_for(min(sequence.num_known_tokens - sequence.num_planned_tokens, self._max_chunk_tokens))
         if num_tokens:
             batch.add_chunk(sequence, num_tokens)
 
@@ -98,6 +97,8 @@ class StepPlanner:
                 continue
             attachment = running.affordable(sequence, found)
             if attachment is None:
+                break
+            if not batch.room_for(min(sequence.num_known_tokens - attachment.num_tokens, self._max_chunk_tokens)):
                 break
             self._waiting.remove(sequence)
             batch.add_sequence(sequence, running.start(sequence, attachment))

@@ -34,6 +34,7 @@ PIECE = 32_768
 GRID = 512
 """Chunks whose number of rows is a multiple of this, and not too large, are attended to as they lie; each length has a plan."""
 _SHORTEST_PLANNED, _LONGEST_PLANNED = 1024, 8192
+_SHORTEST_PIECE = 16
 log = logging.getLogger(__name__)
 
 
@@ -96,9 +97,11 @@ class Cudnn:
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool, with_lse: bool
     ) -> tuple[Tensor, Tensor]:
         """See Library."""
+        heads = query.shape[1], key.shape[1], query.shape[3]
         if not _is_dense(query):
-            heads = query.shape[1], key.shape[1], query.shape[3]
             _plan(query.device, query.dtype, *heads, query.stride(2), key.stride(2), causal)
+        elif not causal and with_lse:
+            _plan_dense(query.device, query.dtype, *heads)
         return self._attend(query, key, value, scale, causal, with_lse)
 
     def _attend(
@@ -154,6 +157,25 @@ def _plan(
     for size, piece in shapes:
         part = _as_heads(keys[:piece])
         Cudnn()._attend(_as_heads(query[:size]), part, part, 1.0, causal, True)
+
+
+@functools.cache
+def _plan_dense(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """As _plan, for chunks and pieces of a context of any length: one plan for all up to the next power of two."""
+    query, keys = (
+        torch.zeros(length, heads, head_dim, dtype=dtype, device=device)
+        for length, heads in ((_LONGEST_PLANNED, num_heads), (PIECE, num_kv_heads))
+    )
+    for size in _powers_of_two(2 * _SHORTEST_PLANNED, _LONGEST_PLANNED):
+        for piece in _powers_of_two(_SHORTEST_PIECE, PIECE):
+            part = _as_heads(keys[:piece])
+            Cudnn()._attend(_as_heads(query[:size]), part, part, 1.0, False, True)
+
+
+def _powers_of_two(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 2
 
 
 def is_planned(num_rows: int) -> bool:

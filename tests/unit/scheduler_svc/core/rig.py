@@ -7,6 +7,7 @@ from dataclasses import replace
 from common.block_hash import root_key
 from common.ids import BlockKey, RequestId, SeqId
 from scheduler_svc.core.plan import LoadPlan, SavePlan, SequenceUpdate, StepPlan
+from scheduler_svc.core.prefill_budget import PrefillBudget
 from scheduler_svc.core.request import FinishReason, Request, SamplingParams, StopConditions
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from tests.unit.scheduler_svc.core.model_executor import ModelExecutor, expected_output
@@ -23,9 +24,9 @@ def make_config(**changes: object) -> SchedulerConfig:
 class Rig:
     """See the module's first line."""
 
-    def __init__(self, config: SchedulerConfig):
+    def __init__(self, config: SchedulerConfig, prefill_budget: PrefillBudget | None = None):
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, prefill_budget)
         self.executor = self._start_executor()
         self.plans: deque[StepPlan] = deque()
         self.store: dict[BlockKey, list[int]] = {}

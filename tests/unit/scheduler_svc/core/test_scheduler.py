@@ -7,6 +7,7 @@ from common.errors import DuplicateRequest, KvPoolTooSmall, QueueFull
 from common.ids import RequestId
 from scheduler_svc.core.plan import Chunk, SampledToken, StepPlan
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.step_time import StepWork
 from tests.unit.scheduler_svc.core.model_executor import expected_output
 from tests.unit.scheduler_svc.core.rig import OTHER_ROOT, ROOT, Rig, make_config
 
@@ -26,6 +27,43 @@ def test_decodes_come_first_and_prefill_gets_what_is_left() -> None:
 
     assert sizes(rig.schedule()) == [(1, 1), (2, 1), (3, 8)]
     assert sizes(rig.schedule()) == [(1, 1), (2, 1), (3, 8)]
+    rig.wind_up()
+
+
+class Budget:
+    """So many prompt tokens beside decodes."""
+
+    def __init__(self, num_tokens: int):
+        self._num_tokens = num_tokens
+
+    def num_tokens(self, decodes: StepWork) -> int:
+        return self._num_tokens if decodes.num_decodes else 1000
+
+
+def test_beside_decodes_prompts_go_whole_up_to_what_they_should_take() -> None:
+    rig = Rig(make_config(), Budget(8))
+    rig.add([1] * 4, max_tokens=20)
+    assert sizes(rig.schedule()) == [(1, 4)]
+    for token, length in enumerate((3, 4, 2, 10, 6), start=2):
+        rig.add([token] * length, max_tokens=1)
+
+    assert sizes(rig.schedule()) == [(1, 1), (2, 3), (3, 4)]
+    assert sizes(rig.schedule()) == [(1, 1), (4, 2)], "the next one would be cut"
+    assert sizes(rig.schedule()) == [(1, 1), (5, 10)], "whole, because it is the first"
+    assert sizes(rig.schedule()) == [(1, 1), (6, 6)]
+    rig.wind_up()
+
+
+def test_a_prompt_that_no_step_could_take_whole_is_cut_to_what_prompts_should_take() -> None:
+    rig = Rig(make_config(), Budget(8))
+    rig.add([1] * 4, max_tokens=20)
+    rig.schedule()
+    rig.add([2] * 40, max_tokens=1)
+    rig.add([3] * 5, max_tokens=1)
+
+    assert sizes(rig.schedule()) == [(1, 1), (2, 8)]
+    assert sizes(rig.schedule()) == [(1, 1), (2, 8)], "32 are left, one more than fits"
+    assert sizes(rig.schedule()) == [(1, 1), (2, 24)]
     rig.wind_up()
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from common.errors import QueueFull
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.step_time import StepWork
 from tests.unit.scheduler_svc.core.rig import OTHER_ROOT, ROOT, Rig, make_config
 
 RATES = {
@@ -28,11 +29,21 @@ RATES = {
 }
 
 
+class RandomBudget:
+    """Any number of prompt tokens beside decodes, at least one."""
+
+    def __init__(self, rng: random.Random):
+        self._rng = rng
+
+    def num_tokens(self, decodes: StepWork) -> int:
+        return self._rng.choice([1, 3, 8, 100])
+
+
 class RandomDriver:
     """Does one random thing to a rig after another. All randomness comes from rng."""
 
     def __init__(self, config: SchedulerConfig, rng: random.Random, run_ahead: int):
-        self.rig = Rig(config)
+        self.rig = Rig(config, RandomBudget(rng))
         self.rng = rng
         self.run_ahead = run_ahead
         size = config.block_size
