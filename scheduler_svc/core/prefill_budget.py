@@ -2,7 +2,8 @@
 
 All prompts of a step get their first token when the whole step is over, and every decode waits for it, so steps should be
 short. But each step also pays for its decodes, so many short steps do less in the end. The balance: prompts take a step so many
-times as long as its decodes would take alone.
+times as long as its decodes would take alone. When more than a few steps' prompts wait, first tokens are late anyway, and what
+counts is how soon all are through.
 """
 
 import sys
@@ -13,6 +14,7 @@ from scheduler_svc.core.step_time import StepTimeModel, StepWork
 
 TIMES_DECODES = 8
 """Simulated on the Azure trace: the throughput of the largest steps; at 4 the queue of an overload grows."""
+BACKLOG_STEPS = 2
 LEAST_TOKENS = 2048
 """Smaller steps use a large device badly."""
 
@@ -20,15 +22,20 @@ LEAST_TOKENS = 2048
 class PrefillBudget(Protocol):
     """The policy."""
 
-    def num_tokens(self, decodes: StepWork) -> int:
-        """The most prompt tokens of a step with these decodes and nothing else so far; more than the step has: all it has."""
+    def num_tokens(self, decodes: StepWork, num_waiting_tokens: int) -> int:
+        """The most prompt tokens of a step; more than it has: all it has.
+
+        Args:
+            decodes: that are in it.
+            num_waiting_tokens: of prompts that were not begun.
+        """
         ...
 
 
 class WholeSteps:
     """No limit but the step's own."""
 
-    def num_tokens(self, decodes: StepWork) -> int:
+    def num_tokens(self, decodes: StepWork, num_waiting_tokens: int) -> int:
         """See PrefillBudget."""
         return sys.maxsize
 
@@ -45,9 +52,10 @@ class InProportion:
         self._step_times = step_times
         self._max_tokens = max_tokens
 
-    def num_tokens(self, decodes: StepWork) -> int:
+    def num_tokens(self, decodes: StepWork, num_waiting_tokens: int) -> int:
         """See PrefillBudget."""
-        if decodes.num_decodes == 0 or not self._step_times.is_learned or self._max_tokens <= LEAST_TOKENS:
+        is_backlog = num_waiting_tokens > BACKLOG_STEPS * self._max_tokens
+        if is_backlog or decodes.num_decodes == 0 or not self._step_times.is_learned or self._max_tokens <= LEAST_TOKENS:
             return self._max_tokens
         decodes_s = self._step_times.predict_s(decodes)
         prompt = replace(decodes, num_prefill_tokens=LEAST_TOKENS, num_attended=LEAST_TOKENS * LEAST_TOKENS // 2)

@@ -38,7 +38,7 @@ class StepPlanner:
     def fill(self, batch: Batch, running: RunningSet, now_s: float) -> None:
         """Puts into an empty batch what runs next. Moves sequences between waiting and running as needed."""
         self._add_decodes(batch, running)
-        batch.prefer(self._prefill_budget.num_tokens(batch.work()))
+        batch.prefer(self._prefill_budget.num_tokens(batch.work(), self._waiting.num_tokens))
         for sequence in running:
             if sequence.num_known_tokens - sequence.num_planned_tokens > 1:
                 self._add_chunk(batch, sequence)

@@ -1,6 +1,6 @@
 import pytest
 
-from scheduler_svc.core.prefill_budget import LEAST_TOKENS, TIMES_DECODES, InProportion, WholeSteps
+from scheduler_svc.core.prefill_budget import BACKLOG_STEPS, LEAST_TOKENS, TIMES_DECODES, InProportion, WholeSteps
 from scheduler_svc.core.step_time import StepTimeModel, StepWork
 
 MOST = 8192
@@ -21,36 +21,42 @@ def decodes(num: int) -> StepWork:
 
 def test_prompts_take_so_many_times_as_long_as_decodes() -> None:
     budget = InProportion(learned(0.004, 20e-6, 100e-6), MOST)
-    assert budget.num_tokens(decodes(60)) == pytest.approx(TIMES_DECODES * 0.010 / 20e-6, rel=0.1)
+    assert budget.num_tokens(decodes(60), 0) == pytest.approx(TIMES_DECODES * 0.010 / 20e-6, rel=0.1)
 
 
 @pytest.mark.parametrize("num", [1, 20])
 def test_few_decodes_leave_the_least(num: int) -> None:
-    assert InProportion(learned(0.001, 20e-6, 100e-6), MOST).num_tokens(decodes(num)) == LEAST_TOKENS
+    assert InProportion(learned(0.001, 20e-6, 100e-6), MOST).num_tokens(decodes(num), 0) == LEAST_TOKENS
 
 
 def test_many_decodes_leave_the_whole_step() -> None:
-    assert InProportion(learned(0.004, 20e-6, 100e-6), MOST).num_tokens(decodes(500)) == MOST
+    assert InProportion(learned(0.004, 20e-6, 100e-6), MOST).num_tokens(decodes(500), 0) == MOST
+
+
+def test_when_many_prompts_wait_the_whole_step_is_used() -> None:
+    budget = InProportion(learned(0.001, 20e-6, 100e-6), MOST)
+    assert budget.num_tokens(decodes(20), BACKLOG_STEPS * MOST) == LEAST_TOKENS
+    assert budget.num_tokens(decodes(20), BACKLOG_STEPS * MOST + 1) == MOST
 
 
 def test_without_decodes_nobody_waits() -> None:
-    assert InProportion(learned(0.004, 20e-6, 100e-6), MOST).num_tokens(StepWork()) == MOST
+    assert InProportion(learned(0.004, 20e-6, 100e-6), MOST).num_tokens(StepWork(), 0) == MOST
 
 
 def test_before_anything_is_known_the_whole_step_is_used() -> None:
-    assert InProportion(StepTimeModel(), MOST).num_tokens(decodes(3)) == MOST
+    assert InProportion(StepTimeModel(), MOST).num_tokens(decodes(3), 0) == MOST
 
 
 def test_prompts_that_seem_to_cost_nothing_use_the_whole_step() -> None:
     model = StepTimeModel()
     for _ in range(100):
         model.learn(decodes(8), 0.01)
-    assert InProportion(model, MOST).num_tokens(decodes(8)) == MOST
+    assert InProportion(model, MOST).num_tokens(decodes(8), 0) == MOST
 
 
 def test_a_small_step_is_used_whole() -> None:
-    assert InProportion(learned(0.004, 1e-3, 1e-3), 512).num_tokens(decodes(16)) == 512
+    assert InProportion(learned(0.004, 1e-3, 1e-3), 512).num_tokens(decodes(16), 0) == 512
 
 
 def test_whole_steps_have_no_limit_of_their_own() -> None:
-    assert WholeSteps().num_tokens(decodes(1000)) > 1 << 40
+    assert WholeSteps().num_tokens(decodes(1000), 0) > 1 << 40

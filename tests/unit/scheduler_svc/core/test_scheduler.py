@@ -36,7 +36,7 @@ class Budget:
     def __init__(self, num_tokens: int):
         self._num_tokens = num_tokens
 
-    def num_tokens(self, decodes: StepWork) -> int:
+    def num_tokens(self, decodes: StepWork, num_waiting_tokens: int) -> int:
         return self._num_tokens if decodes.num_decodes else 1000
 
 

@@ -35,7 +35,7 @@ class RandomBudget:
     def __init__(self, rng: random.Random):
         self._rng = rng
 
-    def num_tokens(self, decodes: StepWork) -> int:
+    def num_tokens(self, decodes: StepWork, num_waiting_tokens: int) -> int:
         return self._rng.choice([1, 3, 8, 100])
 
 
