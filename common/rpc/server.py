@@ -41,6 +41,8 @@ class RpcServer:
         max_message_bytes: longest message in either direction.
         admin_services: those of services that need the admin token.
         max_concurrent_calls: last defence against floods, well above any queue of the service itself.
+        min_ping_interval_s: a client that asks more often whether a quiet connection is alive loses it. Ours ask every 30 s, and
+            sessions may be quiet for ever; gRPC's own limit is five minutes.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class RpcServer:
         max_message_bytes: int = 16 << 20,
         admin_services: tuple[str, ...] = (),
         max_concurrent_calls: int = 4096,
+        min_ping_interval_s: float = 10.0,
     ):
         security.check_listen(address)
         self.address = address
@@ -70,7 +73,7 @@ class RpcServer:
                 ("grpc.keepalive_time_ms", 60_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * min_ping_interval_s)),
             ],
         )
         self.health = health_aio.HealthServicer()

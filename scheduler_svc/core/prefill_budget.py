@@ -1,9 +1,9 @@
 """How many prompt tokens a step takes beside decodes. Pure; knows times of steps, no sequences.
 
 All prompts of a step get their first token when the whole step is over, and every decode waits for it, so steps should be
-short. But each step also pays for its decodes, so many short steps do less in the end. The balance: prompts take a step so many
-times as long as its decodes would take alone. When more than a few steps' prompts wait, first tokens are late anyway, and what
-counts is how soon all are through.
+short. But each step also pays for its decodes and for being a step, so many short ones do less in the end. The balance: its
+prompt tokens take so many times as long as all else of it. When more than a few steps' prompts wait, first tokens are late
+anyway, and what counts is how soon all are through.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from scheduler_svc.core.step_time import StepTimeModel, StepWork
 
-TIMES_DECODES = 8
+TIMES_ALL_ELSE = 8
 """Simulated on the Azure trace: the throughput of the largest steps; at 4 the queue of an overload grows."""
 BACKLOG_STEPS = 2
 LEAST_TOKENS = 2048
@@ -57,9 +57,13 @@ class InProportion:
         is_backlog = num_waiting_tokens > BACKLOG_STEPS * self._max_tokens
         if is_backlog or decodes.num_decodes == 0 or not self._step_times.is_learned or self._max_tokens <= LEAST_TOKENS:
             return self._max_tokens
-        decodes_s = self._step_times.predict_s(decodes)
-        prompt = replace(decodes, num_prefill_tokens=LEAST_TOKENS, num_attended=LEAST_TOKENS * LEAST_TOKENS // 2)
-        per_token_s = (self._step_times.predict_s(prompt) - decodes_s) / LEAST_TOKENS
+        all_else_s = self._predict_s(decodes, 1)
+        per_token_s = (self._predict_s(decodes, LEAST_TOKENS) - all_else_s) / LEAST_TOKENS
         if per_token_s <= 0.0:
             return self._max_tokens
-        return min(self._max_tokens, max(LEAST_TOKENS, int(TIMES_DECODES * decodes_s / per_token_s)))
+        return min(self._max_tokens, max(LEAST_TOKENS, int(TIMES_ALL_ELSE * all_else_s / per_token_s)))
+
+    def _predict_s(self, decodes: StepWork, num_prefill_tokens: int) -> float:
+        """A step of decodes and one prompt."""
+        num_attended = num_prefill_tokens * num_prefill_tokens // 2
+        return self._step_times.predict_s(replace(decodes, num_prefill_tokens=num_prefill_tokens, num_attended=num_attended))

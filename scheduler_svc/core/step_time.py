@@ -7,7 +7,7 @@ time, because a step of four milliseconds matters as much as one of two hundred.
 
 from dataclasses import dataclass
 
-_UNITS = (1.0, 1e-3, 1e-6, 1e-2, 1e-5)
+_UNITS = (1.0, 1.0, 1e-3, 1e-6, 1e-2, 1e-5)
 """Of the features, so that their coefficients are of one magnitude."""
 _PRIOR_VARIANCE = 1.0
 _DRIFT = 0.003
@@ -88,5 +88,6 @@ class StepTimeModel:
 
 
 def _features(work: StepWork) -> tuple[float, ...]:
-    counts = (1, work.num_prefill_tokens, work.num_attended, work.num_decodes, work.num_context_tokens)
+    has_prefill = work.num_prefill_tokens > 0  # such a step is launched kernel by kernel, and begins with a cost of its own
+    counts = (1, has_prefill, work.num_prefill_tokens, work.num_attended, work.num_decodes, work.num_context_tokens)
     return tuple(count * unit for count, unit in zip(counts, _UNITS, strict=True))

@@ -45,6 +45,21 @@ async def test_a_unix_socket_left_by_a_dead_server_is_taken_over(tmp_path: Path)
         assert await call_kind(channel, "Unary", b"a") == [b"a"]
 
 
+async def test_a_quiet_stream_lives_on_while_its_client_asks_whether_it_is_alive(tmp_path: Path) -> None:
+    pinging = [("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)]
+    async with (
+        serving(Echo(), f"unix:{tmp_path}/s.sock", min_ping_interval_s=0.5) as server,
+        grpc.aio.insecure_channel(server.address.target, options=pinging) as channel,
+    ):
+        call = channel.stream_stream(f"/{SERVICE}/Converse")()
+        await call.write(b"a")
+        assert await call.read() == b"a"
+        with pytest.raises(TimeoutError):  # the fourth ping would have ended it
+            await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(call.read())), 5.5)
+        await call.write(b"b")
+        call.cancel()
+
+
 async def test_port_zero_becomes_the_port_that_was_bound() -> None:
     async with serving(Echo(), "127.0.0.1:0") as server, aio_channel(server.address) as channel:
         assert not server.address.target.endswith(":0")

@@ -1,17 +1,17 @@
 import pytest
 
-from scheduler_svc.core.prefill_budget import BACKLOG_STEPS, LEAST_TOKENS, TIMES_DECODES, InProportion, WholeSteps
+from scheduler_svc.core.prefill_budget import BACKLOG_STEPS, LEAST_TOKENS, TIMES_ALL_ELSE, InProportion, WholeSteps
 from scheduler_svc.core.step_time import StepTimeModel, StepWork
 
 MOST = 8192
 
 
-def learned(base_s: float, per_token_s: float, per_decode_s: float) -> StepTimeModel:
+def learned(base_s: float, per_token_s: float, per_decode_s: float, prefill_s: float = 0.0) -> StepTimeModel:
     model = StepTimeModel()
     for number in range(400):
         tokens, decodes = number % 7 * 600, 1 + number % 50
         work = StepWork(tokens, tokens * tokens // 2, decodes, decodes * 1000)
-        model.learn(work, base_s + per_token_s * tokens + per_decode_s * decodes)
+        model.learn(work, base_s + prefill_s * (tokens > 0) + per_token_s * tokens + per_decode_s * decodes)
     return model
 
 
@@ -19,9 +19,14 @@ def decodes(num: int) -> StepWork:
     return StepWork(num_decodes=num, num_context_tokens=num * 1000)
 
 
-def test_prompts_take_so_many_times_as_long_as_decodes() -> None:
+def test_prompts_take_so_many_times_as_long_as_all_else() -> None:
     budget = InProportion(learned(0.004, 20e-6, 100e-6), MOST)
-    assert budget.num_tokens(decodes(60), 0) == pytest.approx(TIMES_DECODES * 0.010 / 20e-6, rel=0.1)
+    assert budget.num_tokens(decodes(60), 0) == pytest.approx(TIMES_ALL_ELSE * 0.010 / 20e-6, rel=0.1)
+
+
+def test_a_device_that_is_slow_to_begin_with_prompts_gets_many_at_once() -> None:
+    budget = InProportion(learned(0.001, 3e-6, 10e-6, prefill_s=0.012), MOST)
+    assert budget.num_tokens(decodes(20), 0) == MOST
 
 
 @pytest.mark.parametrize("num", [1, 20])
