@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from typing import Protocol
 
-from scheduler_svc.core.step_time import StepTimeModel, StepWork
+from scheduler_svc.core.step_time import MANY_PREFILL_TOKENS, StepTimeModel, StepWork
 
 TIMES_ALL_ELSE = 8
 """Simulated on the Azure trace: the throughput of the largest steps; at 4 the queue of an overload grows."""
@@ -57,8 +57,9 @@ class InProportion:
         is_backlog = num_waiting_tokens > BACKLOG_STEPS * self._max_tokens
         if is_backlog or decodes.num_decodes == 0 or not self._step_times.is_learned or self._max_tokens <= LEAST_TOKENS:
             return self._max_tokens
-        all_else_s = self._predict_s(decodes, 1)
-        per_token_s = (self._predict_s(decodes, LEAST_TOKENS) - all_else_s) / LEAST_TOKENS
+        fewer_s, more_s = (self._predict_s(decodes, num) for num in (MANY_PREFILL_TOKENS + 1, LEAST_TOKENS))
+        per_token_s = (more_s - fewer_s) / (LEAST_TOKENS - MANY_PREFILL_TOKENS - 1)
+        all_else_s = more_s - LEAST_TOKENS * per_token_s
         if per_token_s <= 0.0:
             return self._max_tokens
         return min(self._max_tokens, max(LEAST_TOKENS, int(TIMES_ALL_ELSE * all_else_s / per_token_s)))

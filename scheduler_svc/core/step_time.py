@@ -7,8 +7,10 @@ time, because a step of four milliseconds matters as much as one of two hundred.
 
 from dataclasses import dataclass
 
-_UNITS = (1.0, 1.0, 1e-3, 1e-6, 1e-2, 1e-5)
+_UNITS = (1.0, 1.0, 1.0, 1e-3, 1e-6, 1e-2, 1e-5)
 """Of the features, so that their coefficients are of one magnitude."""
+MANY_PREFILL_TOKENS = 1024
+"""Above, a GPU's step is launched kernel by kernel, which takes a small model longer than the device computes."""
 _PRIOR_VARIANCE = 1.0
 _DRIFT = 0.003
 """Standard deviation of a coefficient's change from step to step, relative to it."""
@@ -88,6 +90,14 @@ class StepTimeModel:
 
 
 def _features(work: StepWork) -> tuple[float, ...]:
-    has_prefill = work.num_prefill_tokens > 0  # such a step is launched kernel by kernel, and begins with a cost of its own
-    counts = (1, has_prefill, work.num_prefill_tokens, work.num_attended, work.num_decodes, work.num_context_tokens)
+    num_tokens = work.num_prefill_tokens
+    counts = (
+        1,
+        num_tokens > 0,
+        num_tokens > MANY_PREFILL_TOKENS,
+        num_tokens,
+        work.num_attended,
+        work.num_decodes,
+        work.num_context_tokens,
+    )
     return tuple(count * unit for count, unit in zip(counts, _UNITS, strict=True))
