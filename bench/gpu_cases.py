@@ -156,7 +156,7 @@ class Bench:
         print(
             f"# {self.model} {name} {self.peer}: {run.total_s:.3f} s, {run.num_output_tokens} tokens in "
             f"{steps.num_steps} steps{busy}, {steps.num_cached_tokens} tokens cached, {steps.num_preemptions} preemptions, "
-            f"{steps.num_degraded} degraded{cpu}",
+            f"degraded: {steps.degraded or 'nothing'}{cpu}",
             file=sys.stderr,
             flush=True,
         )

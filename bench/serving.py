@@ -120,7 +120,7 @@ class Served:
             busy_s,
             load.num_preemptions,
             load.num_cached_tokens,
-            sum(load.degraded.values()),
+            dict(load.degraded),
         )
 
     def info(self) -> executor_service_pb2.ExecutorInfo:
