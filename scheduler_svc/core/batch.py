@@ -69,6 +69,8 @@ class Batch:
         preferred = self._num_preferred_left
         if preferred is None:
             return min(num_tokens, self.num_tokens_left)
+        # The single last token of a prompt counts as a decode: it takes from the step and not from what is preferred.
+        preferred = min(preferred, self.num_tokens_left)
         if num_tokens <= preferred or self._num_prefill_tokens:
             return num_tokens if num_tokens <= preferred else 0
         return num_tokens if num_tokens <= self.num_tokens_left else preferred

@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import QueueFull
@@ -148,6 +148,10 @@ def test_all_blocks_are_back_after_100_000_random_operations() -> None:
     assert set(stats.cached_tokens_by_tier) == {"device", "shm"}
 
 
+@example(  # single tokens of prompts, counted as decodes, beside a preferred number of prompt tokens
+    seed=55, num_blocks=11, block_size=1, max_num_seqs=7, max_num_batched_tokens=7, max_chunk_tokens=5, run_ahead=0,
+    prefix_caching=False,
+)  # fmt: skip
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(11, 60),
