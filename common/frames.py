@@ -21,9 +21,11 @@ class FrameKind(enum.IntEnum):
     """What a frame is. To the worker: SETTINGS once, then OPEN, COMMAND, CLOSE. To the front: the others.
 
     On a line: OPENED once, then COMMAND to the worker and EVENT from it.
+    Between the scheduler's engine and a process of its public edge: to the edge SETTINGS once, EVENT, CLOSE; from the edge READY
+    or REFUSED once, COMMAND.
     """
 
-    SETTINGS = 1  # JSON of ExecutorSettings
+    SETTINGS = 1  # JSON of the process's settings
     OPEN = 2  # a session starts: drop everything of the one before
     COMMAND = 3  # RunSessionRequest
     CLOSE = 4  # the session is over

@@ -4,50 +4,76 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from prometheus_client import start_http_server
 
 from common.clock import MonotonicClock
-from common.cpu_cores import usable_cores
 from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.model_spec import public_name
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity
-from common.rpc.server import RpcServer
+from common.rpc.server import stop_signal
+from scheduler_svc.administration import EngineAdministration
 from scheduler_svc.clients.executor import ExecutorConnector, GrpcExecutor
 from scheduler_svc.clients.kvstore import BlockStoreLookup
-from scheduler_svc.edge.admin import AdminServicer
-from scheduler_svc.edge.inference import InferenceServicer
-from scheduler_svc.edge.models import ModelServicer
-from scheduler_svc.edge.pacing import Pacing
-from scheduler_svc.edge.preparation import Preparation
+from scheduler_svc.edge_line.processes import Launch, launch_process
+from scheduler_svc.edge_wiring import OwnEdge, SeparateEdge
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.metrics import EngineMetrics
-from scheduler_svc.service import ADMIN, SERVICES, add_servicers
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
+
+
+class PublicEdge(Protocol):
+    """What serves the public API, in this process or in others."""
+
+    @property
+    def address(self) -> Address:
+        """With the port that was chosen."""
+        ...
+
+    async def start(self) -> None:
+        """Listens.
+
+        Raises:
+            StartupError: the address cannot be bound.
+        """
+        ...
+
+    async def drain(self) -> None:
+        """Health says NOT_SERVING."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends. The engine's requests have ended before; their callers are told."""
+        ...
 
 
 class App:
     """A running scheduler.
 
     Attributes:
-        server: of the public API; its address has the port that was chosen.
+        edge: of the public API.
         engine: all executors.
     """
 
-    def __init__(self, server: RpcServer, engine: Engine, grace_s: float):
-        self.server = server
+    def __init__(self, edge: PublicEdge, engine: Engine, grace_s: float):
+        self.edge = edge
         self.engine = engine
         self._grace_s = grace_s
 
+    @property
+    def address(self) -> Address:
+        """Of the public API, with the port that was chosen."""
+        return self.edge.address
+
     async def drain(self) -> None:
         """NOT_SERVING, no new requests; returns when the running ones are done or the grace time is over."""
-        await self.server.set_serving(False)
+        await self.edge.drain()
         self.engine.begin_drain()
         log.info("stopping: %d requests get %.0f s to finish", self.engine.num_open_requests, self._grace_s)
         try:
@@ -85,20 +111,20 @@ def _store(settings: SchedulerSettings, degraded: DegradedPaths) -> BlockStoreLo
 
 
 @asynccontextmanager
-async def running_app(settings: SchedulerSettings, connectors: Sequence[ExecutorConnector] | None = None) -> AsyncIterator[App]:
+async def running_app(
+    settings: SchedulerSettings, connectors: Sequence[ExecutorConnector] | None = None, launch: Launch = launch_process
+) -> AsyncIterator[App]:
     """The scheduler from its start to its end.
 
     Args:
         settings: all of them.
         connectors: how to reach executors; None: those of the settings.
+        launch: starts a process of the edge, where the settings want some.
 
     Raises:
         StartupError: an address cannot be bound, a file cannot be read.
     """
-    security = settings.security()
-    address = Address.parse(settings.listen)
-    security.check_listen(address)
-    text = ModelText.load(settings.model, settings.model_name or None)
+    settings.security().check_listen(Address.parse(settings.listen))
     degraded = DegradedPaths()
     metrics = EngineMetrics()
     model_name = public_name(settings.model_name) if settings.model_name else ""
@@ -109,22 +135,22 @@ async def running_app(settings: SchedulerSettings, connectors: Sequence[Executor
         model_name=model_name, observe=metrics.observe,
     )  # fmt: skip
     metrics.engine = engine
-    preparation = Preparation(text, clock, settings.cache_salt.get_secret_value())
-    server = RpcServer(address, security, SERVICES, max_message_bytes=settings.max_message_bytes, admin_services=(ADMIN,))
-    admin = AdminServicer(engine, store, settings.shown(), settings.kvstore)
-    inference = InferenceServicer(engine, text, preparation, Pacing(usable_cores()))
-    add_servicers(server, inference, ModelServicer(engine, text, model_name), admin)
+    administration = EngineAdministration(engine, store, settings.shown(), settings.kvstore)
+    edge: PublicEdge
+    if settings.edge_processes:
+        edge = SeparateEdge(settings, engine, administration, degraded, launch)
+    else:
+        edge = OwnEdge(settings, engine, administration, clock)
     stop_metrics = _serve_metrics(settings.metrics_listen, metrics)
     try:
         await engine.start()
-        await server.start()
-        log.info("listening on %s", server.address.target)
-        yield App(server, engine, settings.grace_s)
+        await edge.start()
+        log.info("listening on %s", edge.address.target)
+        yield App(edge, engine, settings.grace_s)
     finally:
         await engine.stop()
-        await server.stop(0.5)  # ended requests get to tell their callers
+        await edge.stop()
         await store.close()
-        text.close()
         stop_metrics()
 
 
@@ -148,5 +174,5 @@ def _serve_metrics(listen: str, metrics: EngineMetrics) -> Callable[[], None]:
 async def serve(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM or SIGINT, then finishes what is running within grace_s."""
     async with running_app(settings) as app:
-        await app.server.wait_for_stop()
+        await stop_signal()
         await app.drain()

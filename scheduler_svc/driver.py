@@ -359,6 +359,14 @@ class ExecutorDriver:
         """Ends a request that is here; its blocks are free for the next plan."""
         self._end(generation, error)
 
+    def note_output(self, generation: Generation, seq_id: SeqId | None) -> None:
+        """The output of a request that is here ended between two pushes: altogether, or as far as one sample goes."""
+        if generation.output.is_over:
+            self._end(generation, None)
+        elif seq_id is not None and self.scheduler is not None and self._by_seq_id.get(seq_id) is generation:
+            self.scheduler.finish_sequence(seq_id)
+            self._pump_soon()
+
     def give_up(self) -> None:
         """Ends every request that is here: the executor does not come back."""
         for generation in list(self.generations.values()):

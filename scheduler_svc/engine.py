@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.errors import Cancelled, Draining, DuplicateRequest, ModelLoading, NoExecutor, OctavoError, StaleEpoch
-from common.ids import ExecutorId, RequestId
+from common.ids import ExecutorId, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector
@@ -86,6 +86,7 @@ class Engine:
         self._generations: dict[RequestId, Generation] = {}
         self._hello = pb.Hello(scheduler_id="scheduler", epoch=random.SystemRandom().getrandbits(64))
         self._connected = asyncio.Event()
+        self._model_known = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
@@ -141,6 +142,16 @@ class Engine:
         assert self.model is not None
         return self.model
 
+    async def first_model(self) -> pb.ExecutorInfo:
+        """What is served; waits for the first executor, however long that takes."""
+        await self._model_known.wait()
+        assert self.model is not None
+        return self.model
+
+    async def num_connected_executors(self) -> int:
+        """Executors with an open session."""
+        return sum(driver.is_connected for driver in self.drivers)
+
     async def submit(self, request: Request, output: Output) -> Generation:
         """Takes a request; its output is pushed from now on.
 
@@ -180,6 +191,28 @@ class Engine:
         generation.output.fail(error)  # on its way to a driver
         self._on_end(generation)
         return True
+
+    async def cancel_generation(self, request_id: RequestId) -> bool:
+        """Ends a request because its client asked for it.
+
+        Returns:
+            False: no such request.
+        """
+        return self.cancel(request_id, Cancelled("cancelled by CancelGeneration"))
+
+    def note_output(self, generation: Generation, seq_id: SeqId | None = None) -> None:
+        """An output ended between two pushes: altogether (see Output.is_over), or as far as one sample goes.
+
+        Args:
+            generation: whose output it is.
+            seq_id: of the sample, as its last update had it; None: it had none yet.
+        """
+        for driver in self.drivers:
+            if driver.generations.get(generation.request.request_id) is generation:
+                driver.note_output(generation, seq_id)
+                return
+        if generation.output.is_over and self._generations.get(generation.request.request_id) is generation:
+            self._on_end(generation)  # on its way to a driver
 
     def abandon(self, generation: Generation) -> None:
         """Ends a request that nobody wants any more. One that has ended is fine."""
@@ -274,6 +307,7 @@ class Engine:
             problem = f"serves {info.model} with other weights or another KV layout than the first executor"
         else:
             self.model = self.model or info
+            self._model_known.set()
             return True
         driver.problem = NoExecutor(f"refused: {problem}")
         self.degraded.note("executor_refused", f"{driver.address}: {problem}")

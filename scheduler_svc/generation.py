@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from common.block_hash import chain_keys
 from common.errors import OctavoError
 from common.ids import BlockKey, SeqId
 from octavo.types.v1.types_pb2 import PositionLogprobs
@@ -69,7 +68,7 @@ class Generation:
     def prompt_keys(self, block_size: int) -> list[BlockKey]:
         """Keys of the prompt's full blocks; the same block_size in every call."""
         if self._prompt_keys is None:
-            self._prompt_keys = chain_keys(self.request.root_key, self.request.prompt_token_ids, block_size)
+            self._prompt_keys = self.request.keys_of_prompt(block_size)
         return self._prompt_keys
 
     @property

@@ -1,5 +1,6 @@
 """Settings of scheduler_svc. Knows names, ranges and defaults; starts nothing."""
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,9 @@ class SchedulerSettings(ServiceSettings):
     model_config = settings_config("OCTAVO_SCHEDULER_", "scheduler_svc")
 
     listen: str = Field("127.0.0.1:50051", description="host:port or unix:/path of the public API")
+    edge_processes: int = Field(
+        0, ge=0, le=64, description="processes that serve the public API beside the engine's; 0: the engine's process serves it"
+    )
     executors: list[str] = Field(default_factory=list, description="addresses of executor_svc processes")
     kvstore: str = Field("", description="address of kvstore_svc; empty: none")
     executor_token: SecretStr = Field(SecretStr(""), description="bearer token that executors ask for; empty: none")
@@ -55,6 +59,17 @@ class SchedulerSettings(ServiceSettings):
         if len(set(executors)) < len(executors):
             raise ValueError("names an executor twice")
         return executors
+
+    def to_json(self) -> bytes:
+        """Everything, secrets in clear, for an edge process over its private socket."""
+        values = self.model_dump(mode="json")
+        secrets = {name: value.get_secret_value() for name, value in self if isinstance(value, SecretStr)}
+        return json.dumps({**values, **secrets}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "SchedulerSettings":
+        """What to_json wrote."""
+        return cls.model_validate(json.loads(data))
 
     def security(self) -> ServerSecurity:
         """What callers of the public API must show."""

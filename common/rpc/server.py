@@ -31,6 +31,15 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+async def stop_signal(requested: asyncio.Event | None = None) -> None:
+    """Returns on SIGTERM or SIGINT, or when requested is set."""
+    stop = asyncio.Event() if requested is None else requested
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
 class RpcServer:
     """One gRPC server with health and reflection.
 
@@ -40,6 +49,7 @@ class RpcServer:
         services: full names of the services that will be added, for health and reflection.
         max_message_bytes: longest message in either direction.
         admin_services: those of services that need the admin token.
+        shares_port: other processes listen on the address too, see shared_port.py; otherwise a second server is refused.
         max_concurrent_calls: last defence against floods, well above any queue of the service itself.
         min_ping_interval_s: a client that asks more often whether a quiet connection is alive loses it. Ours ask every 30 s, and
             sessions may be quiet for ever; gRPC's own limit is five minutes.
@@ -53,6 +63,7 @@ class RpcServer:
         *,
         max_message_bytes: int = 16 << 20,
         admin_services: tuple[str, ...] = (),
+        shares_port: bool = False,
         max_concurrent_calls: int = 4096,
         min_ping_interval_s: float = 10.0,
     ):
@@ -66,7 +77,7 @@ class RpcServer:
             interceptors=[TokenInterceptor(security, admin_services), ErrorInterceptor()],
             maximum_concurrent_rpcs=max_concurrent_calls,
             options=[
-                ("grpc.so_reuseport", 0),  # on: a second server on the port would take half of the connections
+                ("grpc.so_reuseport", int(shares_port)),  # on: a second server on the port takes half of the connections
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
                 ("grpc.max_concurrent_streams", 1024),
@@ -113,10 +124,7 @@ class RpcServer:
 
     async def wait_for_stop(self) -> None:
         """Returns on SIGTERM, SIGINT or request_stop."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop_requested.set)
-        await self._stop_requested.wait()
+        await stop_signal(self._stop_requested)
 
     async def stop(self, grace_s: float) -> None:
         """Reports NOT_SERVING, refuses new calls, lets running ones finish for grace_s, then ends them."""

@@ -82,7 +82,7 @@ def from_rpc_error(error: grpc.RpcError) -> errors.OctavoError:
     elif isinstance(error, grpc.Call):
         status = rpc_status.from_call(error)
     if status is not None:
-        return _from_status(status)
+        return from_status(status)
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             return errors.Unavailable(message)
@@ -96,7 +96,8 @@ def from_rpc_error(error: grpc.RpcError) -> errors.OctavoError:
             return errors.OctavoError(message)
 
 
-def _from_status(status: status_pb2.Status) -> errors.OctavoError:
+def from_status(status: status_pb2.Status) -> errors.OctavoError:
+    """The error of a wire form; a plain OctavoError when its reason is not known here."""
     info = error_details_pb2.ErrorInfo()
     retry = error_details_pb2.RetryInfo()
     retry_after_s: float | None = None

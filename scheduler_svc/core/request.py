@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
+from common.block_hash import chain_keys
 from common.ids import BlockKey, RequestId
 
 
@@ -53,6 +54,7 @@ class Request:
         arrival_s: on the scheduler's clock.
         queue_deadline_s: latest time to be admitted to the batch; None: no limit.
         generated: what another executor drew of each sample before; None for a sample that has ended. Empty: nothing yet.
+        prompt_keys: of the prompt's full blocks, by the block size of the executors; None: not computed yet.
     """
 
     request_id: RequestId
@@ -64,6 +66,13 @@ class Request:
     n: int = 1
     queue_deadline_s: float | None = None
     generated: tuple[tuple[int, ...] | None, ...] = ()
+    prompt_keys: tuple[BlockKey, ...] | None = None
+
+    def keys_of_prompt(self, block_size: int) -> list[BlockKey]:
+        """Keys of the prompt's full blocks of block_size tokens."""
+        if self.prompt_keys is not None:
+            return list(self.prompt_keys)
+        return chain_keys(self.root_key, self.prompt_token_ids, block_size)
 
 
 class FinishReason(enum.Enum):

@@ -41,7 +41,7 @@ class RequestTable:
 
     def add(self, request: Request) -> RequestState:
         """Takes in a request whose id is new, with those of its n samples that have not ended."""
-        keys = chain_keys(request.root_key, request.prompt_token_ids, self._block_size) if self._is_keyed else []
+        keys = request.keys_of_prompt(self._block_size) if self._is_keyed else []
         state = RequestState(request, [], keys)
         self._live[request.request_id] = state
         self._num_arrivals += 1

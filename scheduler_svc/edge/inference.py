@@ -9,16 +9,16 @@ from typing import Any
 
 import grpc.aio
 
-from common.errors import Cancelled, InvalidParameter
+from common.errors import InvalidParameter
 from common.ids import RequestId
 from octavo.scheduler.v1 import inference_service_pb2 as pb
 from octavo.scheduler.v1 import inference_service_pb2_grpc as pb_grpc
 from scheduler_svc.edge import answers, validation
+from scheduler_svc.edge.engine import EdgeEngine
 from scheduler_svc.edge.output import RequestOutput
 from scheduler_svc.edge.pacing import Pacing, stream_phase
 from scheduler_svc.edge.preparation import Preparation
 from scheduler_svc.edge.session import Session
-from scheduler_svc.engine import Engine
 from scheduler_svc.generation import Generation
 from scheduler_svc.text.model_text import ModelText
 
@@ -28,7 +28,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer(pb_grpc.InferenceServiceServicer):
     """See the module's first lines."""
 
-    def __init__(self, engine: Engine, text: ModelText, preparation: Preparation, pacing: Pacing):
+    def __init__(self, engine: EdgeEngine, text: ModelText, preparation: Preparation, pacing: Pacing):
         self._pacing = pacing
         self._engine = engine
         self._text = text
@@ -72,7 +72,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         """Ends a request by its id."""
         if not request.request_id:
             raise InvalidParameter("request_id", "is empty")
-        cancelled = self._engine.cancel(RequestId(request.request_id), Cancelled("cancelled by CancelGeneration"))
+        cancelled = await self._engine.cancel_generation(RequestId(request.request_id))
         return pb.CancelGenerationResponse(cancelled=cancelled)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802

@@ -1,4 +1,4 @@
-"""ModelService: what can be asked for. Knows the engine's executors and the model's text side."""
+"""ModelService: what can be asked for. Knows what the engine serves and the model's text side."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import grpc.aio
 from common.errors import InvalidParameter
 from octavo.scheduler.v1 import model_service_pb2 as pb
 from octavo.scheduler.v1 import model_service_pb2_grpc as pb_grpc
-from scheduler_svc.engine import Engine
+from scheduler_svc.edge.engine import EdgeEngine
 from scheduler_svc.text.model_text import ModelText
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -16,7 +16,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ModelServicer(pb_grpc.ModelServiceServicer):
     """One model a server, so there is one page."""
 
-    def __init__(self, engine: Engine, text: ModelText, model_name: str):
+    def __init__(self, engine: EdgeEngine, text: ModelText, model_name: str):
         self._engine = engine
         self._text = text
         self._model_name = model_name
@@ -28,7 +28,7 @@ class ModelServicer(pb_grpc.ModelServiceServicer):
         info, spec = self._engine.model, self._text.spec
         if info is None and spec is None:
             return pb.ListModelsResponse()
-        num_executors = sum(driver.is_connected for driver in self._engine.drivers)
+        num_executors = await self._engine.num_connected_executors()
         model = pb.Model(
             name=info.model if info is not None else self._model_name or (spec.name if spec is not None else ""),
             dtype=info.dtype if info is not None else "",

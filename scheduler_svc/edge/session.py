@@ -8,8 +8,8 @@ from typing import Protocol
 from common.errors import Cancelled, DuplicateRequest, InvalidParameter, OctavoError
 from octavo.scheduler.v1 import inference_service_pb2 as pb
 from scheduler_svc.edge import answers
+from scheduler_svc.edge.engine import EdgeEngine
 from scheduler_svc.edge.output import RequestOutput
-from scheduler_svc.engine import Engine
 from scheduler_svc.generation import Generation
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Source(Protocol):
 class Session:
     """The requests of one GenerateSession stream."""
 
-    def __init__(self, source: Source, engine: Engine):
+    def __init__(self, source: Source, engine: EdgeEngine):
         self._source = source
         self._engine = engine
         # One place: a request whose message cannot be sent merges its news meanwhile.

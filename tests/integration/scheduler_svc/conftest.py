@@ -1,6 +1,7 @@
 """A whole scheduler in the test's event loop, with fake executors behind real gRPC."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from octavo.scheduler.v1.admin_service_pb2_grpc import AdminServiceStub
 from octavo.scheduler.v1.inference_service_pb2_grpc import InferenceServiceStub
 from octavo.scheduler.v1.model_service_pb2_grpc import ModelServiceStub
 from scheduler_svc.app import App, running_app
+from scheduler_svc.edge_process import serve_edge
 from scheduler_svc.settings import SchedulerSettings
 from tests.integration.scheduler_svc.fake_executor import FakeExecutor, FakeExecutorProcess, fake_info
 from tests.unit.scheduler_svc.text.small_tokenizers import write_model_folder
@@ -58,8 +60,32 @@ def model_folder(tmp_path: Path) -> Path:
     return write_model_folder(tmp_path / "model")
 
 
+class EdgeTask:
+    """A RunningEdge in the test's event loop: the same line and the same edge, without the second that a process takes to start."""
+
+    def __init__(self, connection: socket.socket):
+        self._task = asyncio.create_task(serve_edge(connection))
+
+    async def wait(self) -> int:
+        return 0 if await self._task else 1
+
+    def kill(self) -> None:
+        self._task.cancel()
+
+
+async def launch_task(name: str, connection: socket.socket) -> EdgeTask:
+    """Instead of launch_process."""
+    return EdgeTask(connection.dup())
+
+
+@pytest.fixture(params=[0, 2], ids=["one process", "two edges"])
+def num_edges(request: pytest.FixtureRequest) -> int:
+    """The public API is the same whichever process serves it."""
+    return int(request.param)
+
+
 @pytest.fixture
-def serve(tmp_path: Path, model_folder: Path) -> Serve:
+def serve(tmp_path: Path, model_folder: Path, num_edges: int) -> Serve:
     """Starts executors and a scheduler.
 
     Example: async with serve(max_waiting_requests=2) as served: ...
@@ -79,10 +105,10 @@ def serve(tmp_path: Path, model_folder: Path) -> Serve:
                 executors.append(process)
             chosen = {
                 "listen": "127.0.0.1:0", "executors": [process.target for process in executors],
-                "model": model_folder if with_model else None, "grace_s": 5.0,
+                "model": model_folder if with_model else None, "grace_s": 5.0, "edge_processes": num_edges,
             } | settings  # fmt: skip
-            app = await stack.enter_async_context(running_app(SchedulerSettings(**chosen)))
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(app.server.address.target))
+            app = await stack.enter_async_context(running_app(SchedulerSettings(**chosen), launch=launch_task))
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(app.address.target))
             yield Served(
                 app, executors, channel, InferenceServiceStub(channel), ModelServiceStub(channel), AdminServiceStub(channel)
             )

@@ -24,7 +24,7 @@ async def test_client_goes_away(serve: Serve, phase: str, how: str) -> None:
         served.fake.gate.clear()
         bystander = asyncio.create_task(stream_tokens(served, tokens_request(BYSTANDER, 60)))
         await until(lambda: driver.stats().num_running_requests == 1)
-        async with grpc.aio.insecure_channel(served.app.server.address.target) as channel:
+        async with grpc.aio.insecure_channel(served.app.address.target) as channel:
             method = "/octavo.scheduler.v1.InferenceService/StreamGenerate"
             call = channel.unary_stream(
                 method,

@@ -55,7 +55,7 @@ async def test_reflection_knows_every_service(serve: Serve) -> None:
 
 async def test_a_second_server_on_the_port_is_refused(serve: Serve) -> None:
     async with serve() as served:
-        settings = SchedulerSettings(listen=served.app.server.address.target)
+        settings = SchedulerSettings(listen=served.app.address.target)
         with pytest.raises(StartupError, match="address is in use"):
             async with running_app(settings):
                 pass

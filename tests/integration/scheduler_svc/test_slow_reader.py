@@ -19,7 +19,7 @@ SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024
 async def test_deltas_are_merged_while_a_reader_stalls_and_nobody_waits_for_it(serve: Serve) -> None:
     async with serve(info=LARGE) as served:
         driver = served.app.engine.drivers[0]
-        async with grpc.aio.insecure_channel(served.app.server.address.target, SMALL_WINDOW) as channel:
+        async with grpc.aio.insecure_channel(served.app.address.target, SMALL_WINDOW) as channel:
             request = tokens_request(PROMPT, 3000, request_id="slow")
             call = inference_service_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(
                 pb.StreamGenerateRequest(generation=request)
@@ -37,7 +37,7 @@ async def test_deltas_are_merged_while_a_reader_stalls_and_nobody_waits_for_it(s
 async def test_a_reader_too_far_behind_gets_what_was_there_and_a_clear_end(serve: Serve) -> None:
     async with serve(info=LARGE) as served:
         driver = served.app.engine.drivers[0]
-        async with grpc.aio.insecure_channel(served.app.server.address.target, SMALL_WINDOW) as channel:
+        async with grpc.aio.insecure_channel(served.app.address.target, SMALL_WINDOW) as channel:
             request = tokens_request(PROMPT, 3900, n=8)
             call = inference_service_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(
                 pb.StreamGenerateRequest(generation=request)

@@ -1,0 +1,92 @@
+"""What operators see and may do, from the engine and the block store themselves. Knows their messages; serves no call."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from octavo import __version__
+from octavo.kvstore.v1 import kv_store_service_pb2 as kvstore_pb
+from octavo.scheduler.v1 import admin_service_pb2 as pb
+from scheduler_svc.clients.block_store import BlockStore
+from scheduler_svc.driver import ExecutorDriver
+from scheduler_svc.engine import Engine
+from scheduler_svc.load import load_message, tier_loads
+
+_SAVES_TIMEOUT_S = 5.0
+
+
+class AdministeredStore(BlockStore, Protocol):
+    """What operators ask of the block store."""
+
+    async def stats(self) -> kvstore_pb.GetStatsResponse | None:
+        """Counters of the store; None when it does not answer."""
+        ...
+
+    async def clear(self) -> int:
+        """Drops every block that nobody holds.
+
+        Returns:
+            How many; 0 when the store does not answer.
+        """
+        ...
+
+
+class EngineAdministration:
+    """See the module's first lines, and Administration in edge/engine.py.
+
+    Args:
+        settings: by name for people, secrets masked.
+        store_address: of the block store; empty: none.
+    """
+
+    def __init__(self, engine: Engine, store: AdministeredStore, settings: Mapping[str, str], store_address: str):
+        self._engine = engine
+        self._store = store
+        self._settings = settings
+        self._store_address = store_address
+        self._started_at_s = engine.clock.now()
+
+    async def server_info(self) -> pb.GetServerInfoResponse:
+        """Versions, limits and peers."""
+        tiers = tier_loads(await self._store.stats())  # before asking whether it is connected
+        return pb.GetServerInfoResponse(
+            version=__version__,
+            uptime_s=self._uptime_s,
+            settings=self._settings,
+            executors=[_executor_status(driver) for driver in self._engine.drivers],
+            kvstore=pb.KvStoreStatus(
+                address=self._store_address,
+                connected=self._store.connected,
+                reason=self._store.reason,
+                tiers=tiers,
+            ),
+        )
+
+    async def load(self) -> pb.GetLoadResponse:
+        """Load of now."""
+        tiers = tier_loads(await self._store.stats())
+        return pb.GetLoadResponse(load=load_message(self._engine, tiers, self._uptime_s))
+
+    async def flush_cache(self, *, include_store: bool) -> pb.FlushCacheResponse:
+        """Forgets cached prefixes that no request uses."""
+        num_device_blocks = self._engine.flush_cache()
+        num_store_blocks = 0
+        if include_store:
+            # What is on its way would be in the store after it was cleared.
+            await self._engine.saves_end(_SAVES_TIMEOUT_S)
+            num_device_blocks += self._engine.flush_cache()
+            num_store_blocks = await self._store.clear()
+        return pb.FlushCacheResponse(num_device_blocks=num_device_blocks, num_store_blocks=num_store_blocks)
+
+    @property
+    def _uptime_s(self) -> float:
+        return self._engine.clock.now() - self._started_at_s
+
+
+def _executor_status(driver: ExecutorDriver) -> pb.ExecutorStatus:
+    status = pb.ExecutorStatus(address=driver.address, connected=driver.is_connected)
+    if (info := driver.info) is not None:
+        status.executor_id, status.model, status.backend, status.dtype = info.executor_id, info.model, info.backend, info.dtype
+        status.num_blocks, status.block_size, status.block_bytes = info.num_blocks, info.block_size, info.block_bytes
+        status.memory_bytes.update(info.memory_bytes)
+        status.kv_transport, status.kv_transport_reason = info.kv_transport, info.kv_transport_reason
+    return status
