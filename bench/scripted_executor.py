@@ -72,6 +72,10 @@ class ScriptedExecutor(pb_grpc.ExecutorServiceServicer):
                 line = pb.LocalLine(host_id=host_id(), socket_path=self._line_path)
                 yield pb.RunSessionResponse(ready=self._info, line=line)
 
+    async def GetExecutorInfo(self, request: pb.GetExecutorInfoRequest, context: Any) -> pb.GetExecutorInfoResponse:  # noqa: N802
+        """What it says it is."""
+        return pb.GetExecutorInfoResponse(info=self._info)
+
     async def serve_line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carries out plans, one after the other, step_s each."""
         writer.write(Frame(FrameKind.OPENED, 1).encode())
@@ -101,7 +105,7 @@ async def serve(target: str, step_s: float, num_seqs: int, vocab_size: int) -> N
     executor = ScriptedExecutor(info, step_s, line_path)
     lines = await asyncio.start_unix_server(executor.serve_line, line_path, limit=1 << 22)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    pb_grpc.add_ExecutorServiceServicer_to_server(executor, server)  # type: ignore[abstract]
+    pb_grpc.add_ExecutorServiceServicer_to_server(executor, server)
     server.add_insecure_port(target)
     await server.start()
     async with lines:

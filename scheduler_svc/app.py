@@ -9,6 +9,7 @@ from typing import Protocol
 from prometheus_client import start_http_server
 
 from common.clock import MonotonicClock
+from common.cpu_cores import usable_cores
 from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.model_spec import public_name
@@ -19,7 +20,7 @@ from scheduler_svc.administration import EngineAdministration
 from scheduler_svc.clients.executor import ExecutorConnector, GrpcExecutor
 from scheduler_svc.clients.kvstore import BlockStoreLookup
 from scheduler_svc.edge_line.processes import Launch, launch_process
-from scheduler_svc.edge_wiring import OwnEdge, SeparateEdge
+from scheduler_svc.edge_wiring import OwnEdge, SeparateEdge, num_edge_processes
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.metrics import EngineMetrics
@@ -137,8 +138,9 @@ async def running_app(
     metrics.engine = engine
     administration = EngineAdministration(engine, store, settings.shown(), settings.kvstore)
     edge: PublicEdge
-    if settings.edge_processes:
-        edge = SeparateEdge(settings, engine, administration, degraded, launch)
+    if num_processes := num_edge_processes(settings.edge_processes, usable_cores()):
+        edge = separate = SeparateEdge(settings, num_processes, engine, administration, degraded, launch)
+        metrics.edges = lambda: separate.processes.sessions
     else:
         edge = OwnEdge(settings, engine, administration, clock)
     stop_metrics = _serve_metrics(settings.metrics_listen, metrics)

@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 
 from common.clock import MonotonicClock
 from common.cpu_cores import usable_cores
@@ -16,7 +17,8 @@ from common.errors import StartupError
 from common.frames import Frame, FrameKind
 from common.logs import setup_logging
 from common.rpc.address import Address
-from scheduler_svc.edge.pacing import Pacing
+from octavo.scheduler.v1 import edge_line_pb2 as pb
+from scheduler_svc.edge.pacing import MESSAGES_PER_CORE_BESIDE_S, Pacing
 from scheduler_svc.edge_line.remote_engine import EngineCalls, RemoteAdministration, RemoteEngine
 from scheduler_svc.edge_line.stream import FrameStream, open_stream
 from scheduler_svc.public_server import public_server
@@ -24,6 +26,8 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
+
+_REPORT_INTERVAL_S = 1.0
 
 
 async def serve_edge(connection: socket.socket) -> bool:
@@ -65,9 +69,8 @@ async def _serve(settings: SchedulerSettings, stream: FrameStream, frames: "asyn
     try:
         text = ModelText.load(settings.model, settings.model_name or None)
         is_shared = Address.parse(settings.listen).socket_path is None
-        server = public_server(
-            settings, text, engine, RemoteAdministration(calls), clock, Pacing(usable_cores()), shares_port=is_shared
-        )
+        pacing = Pacing(usable_cores(), MESSAGES_PER_CORE_BESIDE_S)
+        server = public_server(settings, text, engine, RemoteAdministration(calls), clock, pacing, shares_port=is_shared)
         await server.start()
     except StartupError as error:
         stream.send(Frame(FrameKind.REFUSED, payload=error.message.encode()))
@@ -78,11 +81,17 @@ async def _serve(settings: SchedulerSettings, stream: FrameStream, frames: "asyn
         await draining.wait()
         await server.set_serving(False)
 
-    drain = asyncio.create_task(stop_serving())
+    async def report() -> None:
+        while True:
+            calls.tell(pb.EdgeCommand(report=pb.EdgeReport(cpu_s=time.process_time())))
+            await asyncio.sleep(_REPORT_INTERVAL_S)
+
+    tasks = [asyncio.create_task(stop_serving()), asyncio.create_task(report())]
     try:
         is_over = await frames.get() is not None
     finally:
-        drain.cancel()
+        for task in tasks:
+            task.cancel()
         engine.end()
         await server.stop(0.5)  # ended requests get to tell their callers
         text.close()

@@ -21,6 +21,20 @@ from scheduler_svc.text.model_text import ModelText
 log = logging.getLogger(__name__)
 
 
+_CORES_PER_EDGE = 8
+_MAX_EDGES = 4
+
+
+def num_edge_processes(asked: int | None, num_cores: int) -> int:
+    """How many processes serve the public API beside the engine's; 0: the engine's does.
+
+    Args:
+        asked: by the operator; None: nothing.
+        num_cores: of this machine. Where there are few, a process more takes from the model what it gives to the engine.
+    """
+    return min(_MAX_EDGES, num_cores // _CORES_PER_EDGE) if asked is None else asked
+
+
 class OwnEdge:
     """Serves from this process, where the engine runs."""
 
@@ -48,30 +62,40 @@ class OwnEdge:
 
 
 class SeparateEdge:
-    """Serves from processes of its own, which share the address. They cannot share a unix socket: there it is one process."""
+    """Serves from processes of its own, which share the address. They cannot share a unix socket: there it is one process.
+
+    Args:
+        num_processes: how many.
+    """
 
     def __init__(
-        self, settings: SchedulerSettings, engine: Engine, administration: Administration, degraded: DegradedPaths, launch: Launch
+        self,
+        settings: SchedulerSettings,
+        num_processes: int,
+        engine: Engine,
+        administration: Administration,
+        degraded: DegradedPaths,
+        launch: Launch,
     ):
-        address, num_processes = Address.parse(settings.listen), settings.edge_processes
+        address = Address.parse(settings.listen)
         self._port = SharedPort.reserve(address) if address.socket_path is None else None
         self.address = address if self._port is None else self._port.address
         if self._port is None and num_processes > 1:
-            log.info("one process cannot share a unix socket with another: 1 edge process instead of %d", num_processes)
+            log.info("processes cannot share a unix socket: 1 edge process instead of %d", num_processes)
             num_processes = 1
         settings = settings.model_copy(update={"listen": self.address.target})
-        self._processes = EdgeProcesses(settings, num_processes, engine, administration, degraded, launch)
+        self.processes = EdgeProcesses(settings, num_processes, engine, administration, degraded, launch)
 
     async def start(self) -> None:
         """See PublicEdge."""
-        await self._processes.start()
+        await self.processes.start()
 
     async def drain(self) -> None:
         """See PublicEdge."""
-        self._processes.drain()
+        self.processes.drain()
 
     async def stop(self) -> None:
         """See PublicEdge."""
-        await self._processes.stop()
+        await self.processes.stop()
         if self._port is not None:
             self._port.close()

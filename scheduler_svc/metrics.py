@@ -1,11 +1,12 @@
 """Prometheus metrics of the engine. Gauges and counters are read when asked for; only histograms are fed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scheduler_svc.edge_line.session import EdgeSession
 from scheduler_svc.engine import Engine
 from scheduler_svc.generation import Generation
 
@@ -14,11 +15,12 @@ _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
 class EngineMetrics(Collector):
-    """What a scrape reads. Set engine before the first scrape; observe may be called before."""
+    """What a scrape reads. Set engine before the first scrape; observe may be called before. edges: those that run, by name."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.engine: Engine | None = None
+        self.edges: Callable[[], Mapping[str, EdgeSession]] = dict
         self._ttft = Histogram(
             "octavo_time_to_first_token_seconds",
             "From arrival to the first token",
@@ -80,6 +82,13 @@ class EngineMetrics(Collector):
         preemptions = CounterMetricFamily("octavo_preemptions", "Sequences that lost their blocks and were computed again")
         preemptions.add_metric([], sum(s.num_preemptions for s in stats))
         yield preemptions
+        edge_requests = GaugeMetricFamily("octavo_edge_requests", "Open requests by edge process", labels=["edge"])
+        edge_cpu = CounterMetricFamily("octavo_edge_cpu_seconds", "CPU time by edge process", labels=["edge"])
+        for name, edge in self.edges().items():
+            edge_requests.add_metric([name], edge.num_open_requests)
+            edge_cpu.add_metric([name], edge.cpu_s)
+        yield edge_requests
+        yield edge_cpu
         degraded = CounterMetricFamily("octavo_degraded", "How often a degraded path was taken", labels=["path"])
         for path, count in self.engine.degraded.counts.items():
             degraded.add_metric([path], count)

@@ -10,6 +10,8 @@ four messages a second: faster than people read.
 from dataclasses import dataclass
 
 MESSAGES_PER_CORE_S = 25
+MESSAGES_PER_CORE_BESIDE_S = 100
+"""Where messages are written by processes beside the engine's: no step waits for them."""
 MAX_INTERVAL_S = 0.25
 
 
@@ -19,9 +21,11 @@ class Pacing:
 
     Attributes:
         num_cores: of the machine that server, executors and often clients share.
+        messages_per_core_s: of all streams together.
     """
 
     num_cores: int
+    messages_per_core_s: int = MESSAGES_PER_CORE_S
 
     def message_interval_s(self, num_open_requests: int) -> float:
         """Least time between two messages of one stream.
@@ -31,7 +35,7 @@ class Pacing:
         """
         if num_open_requests <= 1:
             return 0.0
-        return min(MAX_INTERVAL_S, (num_open_requests - 1) / (MESSAGES_PER_CORE_S * self.num_cores))
+        return min(MAX_INTERVAL_S, (num_open_requests - 1) / (self.messages_per_core_s * self.num_cores))
 
 
 def stream_phase(stream_number: int) -> float:

@@ -170,10 +170,9 @@ class EdgeProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             running = await self._launch(name, theirs)
-        stream = FrameStream()
+        stream = await open_stream(ours, FrameStream())
         session = EdgeSession(self._engine, self._administration, stream, name)
         edge = self._edges[name] = _Edge(name, running, stream, session)
-        await open_stream(ours, stream)
         edge.say(Frame(FrameKind.SETTINGS, payload=self._settings.to_json()))
         if self._is_draining:
             session.drain()

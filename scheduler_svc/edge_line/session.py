@@ -33,16 +33,27 @@ class EdgeSession:
         administration: answers operators.
         stream: to the edge.
         name: of the edge, for people.
+        max_stall_s: an edge that has not read for so long is lost.
 
     Attributes:
-        num_open_requests: of this edge.
+        cpu_s: of the edge since its start, by its last report.
     """
 
-    def __init__(self, engine: Engine, administration: Administration, stream: FrameStream, name: str):
+    def __init__(
+        self,
+        engine: Engine,
+        administration: Administration,
+        stream: FrameStream,
+        name: str,
+        *,
+        max_stall_s: float = MAX_STALL_S,
+    ):
+        self.cpu_s = 0.0
         self._engine = engine
         self._administration = administration
         self._stream = stream
         self._name = name
+        self._max_stall_s = max_stall_s
         self._news = PendingNews()
         self._is_flush_due = False
         self._is_draining = False
@@ -76,6 +87,8 @@ class EdgeSession:
                 self._end_sample(command.end_sample)
             case "fail_output":
                 self._fail_output(command.fail_output)
+            case "report":
+                self.cpu_s = command.report.cpu_s
             case _:
                 self._start(self._answer(command))
 
@@ -187,7 +200,7 @@ class EdgeSession:
 
     def _begin_stall(self) -> None:
         if self._stall is None:
-            self._stall = asyncio.get_running_loop().call_later(MAX_STALL_S, self._give_up)
+            self._stall = asyncio.get_running_loop().call_later(self._max_stall_s, self._give_up)
 
     def _go_on(self) -> None:
         self._cancel_stall()
@@ -199,5 +212,5 @@ class EdgeSession:
             self._stall = None
 
     def _give_up(self) -> None:
-        log.error("%s has read nothing for %.0f s; its requests end", self._name, MAX_STALL_S)
+        log.error("%s has read nothing for %.0f s; its requests end", self._name, self._max_stall_s)
         self._stream.abort()

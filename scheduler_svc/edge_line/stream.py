@@ -16,6 +16,7 @@ class FrameStream(asyncio.Protocol):
         is_full: so much is unread at the other end that nothing should be added; send takes more all the same.
         is_lost: the other end is gone.
         on_frame: called with each frame that arrives.
+        on_full: called when is_full has become True.
         on_room: called when is_full has become False.
         on_lost: called once, when the other end is gone.
     """
@@ -32,7 +33,8 @@ class FrameStream(asyncio.Protocol):
 
     def send(self, frame: Frame) -> None:
         """Hands a frame over; never waits. On a lost line it goes nowhere."""
-        if self._transport is not None and not self.is_lost:
+        assert self._transport is not None
+        if not self.is_lost:
             self._transport.write(frame.encode())
 
     def close(self) -> None:
@@ -74,6 +76,6 @@ class FrameStream(asyncio.Protocol):
 
 
 async def open_stream(connection: socket.socket, stream: FrameStream) -> FrameStream:
-    """Runs a stream over a connected socket, whose callbacks are set."""
+    """Runs a stream over a connected socket."""
     await asyncio.get_running_loop().create_unix_connection(lambda: stream, sock=connection)
     return stream

@@ -40,6 +40,7 @@ class EdgeCommand(_message.Message):
     SERVER_INFO_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     FLUSH_CACHE_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the edge; the answer carries it. 0: nothing is to be answered."""
     @_builtins.property
@@ -74,6 +75,8 @@ class EdgeCommand(_message.Message):
     def load(self) -> _admin_service_pb2.GetLoadRequest: ...
     @_builtins.property
     def flush_cache(self) -> _admin_service_pb2.FlushCacheRequest: ...
+    @_builtins.property
+    def report(self) -> Global___EdgeReport: ...
     def __init__(
         self,
         *,
@@ -88,12 +91,13 @@ class EdgeCommand(_message.Message):
         server_info: _admin_service_pb2.GetServerInfoRequest | None = ...,
         load: _admin_service_pb2.GetLoadRequest | None = ...,
         flush_cache: _admin_service_pb2.FlushCacheRequest | None = ...,
+        report: Global___EdgeReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "cancel", b"cancel", "command", b"command", "end_sample", b"end_sample", "fail_output", b"fail_output", "flush_cache", b"flush_cache", "load", b"load", "num_executors", b"num_executors", "served_model", b"served_model", "server_info", b"server_info", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "cancel", b"cancel", "command", b"command", "end_sample", b"end_sample", "fail_output", b"fail_output", "flush_cache", b"flush_cache", "load", b"load", "num_executors", b"num_executors", "report", b"report", "served_model", b"served_model", "server_info", b"server_info", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "call_id", b"call_id", "cancel", b"cancel", "command", b"command", "end_sample", b"end_sample", "fail_output", b"fail_output", "flush_cache", b"flush_cache", "load", b"load", "num_executors", b"num_executors", "served_model", b"served_model", "server_info", b"server_info", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "call_id", b"call_id", "cancel", b"cancel", "command", b"command", "end_sample", b"end_sample", "fail_output", b"fail_output", "flush_cache", b"flush_cache", "load", b"load", "num_executors", b"num_executors", "report", b"report", "served_model", b"served_model", "server_info", b"server_info", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["submit", "abandon", "end_sample", "fail_output", "cancel", "served_model", "num_executors", "server_info", "load", "flush_cache"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["submit", "abandon", "end_sample", "fail_output", "cancel", "served_model", "num_executors", "server_info", "load", "flush_cache", "report"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -269,6 +273,28 @@ class CancelRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
+
+@_typing.final
+class EdgeReport(_message.Message):
+    """What the operator wants to know of an edge process; every second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CPU_S_FIELD_NUMBER: _builtins.int
+    cpu_s: _builtins.float
+    """Since its start."""
+    def __init__(
+        self,
+        *,
+        cpu_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EdgeReport: _TypeAlias = EdgeReport  # noqa: Y015
 
 @_typing.final
 class AskServedModel(_message.Message):

@@ -17,6 +17,7 @@ from octavo.scheduler.v1.admin_service_pb2_grpc import AdminServiceStub
 from octavo.scheduler.v1.inference_service_pb2_grpc import InferenceServiceStub
 from octavo.scheduler.v1.model_service_pb2_grpc import ModelServiceStub
 from scheduler_svc.app import App, running_app
+from scheduler_svc.edge_line.processes import Launch
 from scheduler_svc.edge_process import serve_edge
 from scheduler_svc.settings import SchedulerSettings
 from tests.integration.scheduler_svc.fake_executor import FakeExecutor, FakeExecutorProcess, fake_info
@@ -61,7 +62,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 
 class EdgeTask:
-    """A RunningEdge in the test's event loop: the same line and the same edge, without the second that a process takes to start."""
+    """A RunningEdge in the test's event loop: the same line, the same edge, and not the second that a process takes to start."""
 
     def __init__(self, connection: socket.socket):
         self._task = asyncio.create_task(serve_edge(connection))
@@ -93,7 +94,12 @@ def serve(tmp_path: Path, model_folder: Path, num_edges: int) -> Serve:
 
     @asynccontextmanager
     async def start(
-        *, num_executors: int = 1, info: dict[str, Any] | None = None, with_model: bool = True, **settings: Any
+        *,
+        num_executors: int = 1,
+        info: dict[str, Any] | None = None,
+        with_model: bool = True,
+        launch: Launch = launch_task,
+        **settings: Any,
     ) -> AsyncIterator[Served]:
         async with AsyncExitStack() as stack:
             executors = []
@@ -107,7 +113,7 @@ def serve(tmp_path: Path, model_folder: Path, num_edges: int) -> Serve:
                 "listen": "127.0.0.1:0", "executors": [process.target for process in executors],
                 "model": model_folder if with_model else None, "grace_s": 5.0, "edge_processes": num_edges,
             } | settings  # fmt: skip
-            app = await stack.enter_async_context(running_app(SchedulerSettings(**chosen), launch=launch_task))
+            app = await stack.enter_async_context(running_app(SchedulerSettings(**chosen), launch=launch))
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(app.address.target))
             yield Served(
                 app, executors, channel, InferenceServiceStub(channel), ModelServiceStub(channel), AdminServiceStub(channel)

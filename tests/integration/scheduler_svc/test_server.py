@@ -23,10 +23,16 @@ from octavo.scheduler.v1 import inference_service_pb2_grpc
 from scheduler_svc.app import running_app
 from scheduler_svc.service import SERVICES
 from scheduler_svc.settings import SchedulerSettings
-from tests.integration.scheduler_svc.conftest import Serve, stream_tokens, tokens_request, until
+from tests.integration.scheduler_svc.conftest import Serve, launch_task, stream_tokens, tokens_request, until
 from tests.integration.scheduler_svc.fake_executor import FakeExecutor, FakeExecutorProcess, continuation, fake_info
 
 PROMPT = [5, 6, 7, 8]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 async def health(channel: grpc.aio.Channel, service: str = "") -> int:
@@ -55,10 +61,11 @@ async def test_reflection_knows_every_service(serve: Serve) -> None:
 
 async def test_a_second_server_on_the_port_is_refused(serve: Serve) -> None:
     async with serve() as served:
-        settings = SchedulerSettings(listen=served.app.address.target)
-        with pytest.raises(StartupError, match="address is in use"):
-            async with running_app(settings):
-                pass
+        for num_edges in (0, 2):
+            settings = SchedulerSettings(listen=served.app.address.target, edge_processes=num_edges)
+            with pytest.raises(StartupError, match="address is in use"):
+                async with running_app(settings, launch=launch_task):
+                    pass
         assert (await served.inference.Generate(tokens_request(PROMPT, 3))).usage.completion_tokens == 3
 
 
@@ -96,10 +103,8 @@ async def test_a_server_beyond_this_host_needs_protection(model_folder: Path) ->
             pass
 
 
-async def test_metrics_are_served(serve: Serve) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+async def test_metrics_are_served(serve: Serve, num_edges: int) -> None:
+    port = free_port()
     async with serve(metrics_listen=f"127.0.0.1:{port}") as served:
         await served.inference.Generate(tokens_request(PROMPT, 8))
 
@@ -119,14 +124,17 @@ async def test_metrics_are_served(serve: Serve) -> None:
             "octavo_time_per_output_token_seconds_count 1.0",
         ):
             assert line in text, line
+        assert text.count("octavo_edge_requests{edge=") == num_edges
 
 
-async def test_sigterm_lets_running_requests_finish_and_exits_0(tmp_path: Path, model_folder: Path) -> None:
+@pytest.mark.parametrize("own_edges", [0, 2])
+async def test_sigterm_lets_running_requests_finish_and_exits_0(tmp_path: Path, model_folder: Path, own_edges: int) -> None:
     fake = FakeExecutor(fake_info())
     executor = FakeExecutorProcess(fake, f"unix:{tmp_path}/executor.sock")
     await executor.start()
-    target = f"unix:{tmp_path}/scheduler.sock"
+    target = f"127.0.0.1:{free_port()}" if own_edges else f"unix:{tmp_path}/scheduler.sock"
     arguments = ["--listen", target, "--executors", executor.target, "--model", str(model_folder)]
+    arguments += ["--edge-processes", str(own_edges)]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "scheduler_svc", *arguments, env=dict(os.environ))
     try:
         async with grpc.aio.insecure_channel(target) as channel:
