@@ -11,12 +11,13 @@ import socket
 import sys
 import time
 
-from common.clock import MonotonicClock
+from common.clock import Clock, MonotonicClock
 from common.cpu_cores import usable_cores
 from common.errors import StartupError
 from common.frames import Frame, FrameKind
 from common.logs import setup_logging
 from common.rpc.address import Address
+from common.rpc.server import RpcServer
 from octavo.scheduler.v1 import edge_line_pb2 as pb
 from scheduler_svc.edge.pacing import MESSAGES_PER_CORE_BESIDE_S, Pacing
 from scheduler_svc.edge_line.remote_engine import EngineCalls, RemoteAdministration, RemoteEngine
@@ -30,6 +31,41 @@ log = logging.getLogger(__name__)
 _REPORT_INTERVAL_S = 1.0
 
 
+class Edge:
+    """What the engine's process says to an edge, taken apart: what to be, news, the end.
+
+    Attributes:
+        settings: what to be; None: the engine's process was gone before.
+        is_over: True: the engine's process says so; False: it is gone.
+        draining: new requests are refused.
+    """
+
+    def __init__(self, stream: FrameStream, clock: Clock):
+        loop = asyncio.get_running_loop()
+        self.settings: asyncio.Future[SchedulerSettings | None] = loop.create_future()
+        self.is_over: asyncio.Future[bool] = loop.create_future()
+        self.draining = asyncio.Event()
+        self.calls = EngineCalls(stream)
+        self.engine = RemoteEngine(self.calls, clock, on_draining=self.draining.set)
+        stream.on_frame = self._receive
+        stream.on_lost = lambda: self._end(False)
+
+    def _receive(self, frame: Frame) -> None:
+        match frame.kind:
+            case FrameKind.SETTINGS:
+                self.settings.set_result(SchedulerSettings.from_json(frame.payload))
+            case FrameKind.EVENT:
+                self.engine.receive(frame)
+            case FrameKind.CLOSE:
+                self._end(True)
+
+    def _end(self, was_asked: bool) -> None:
+        if not self.settings.done():
+            self.settings.set_result(None)
+        if not self.is_over.done():
+            self.is_over.set_result(was_asked)
+
+
 async def serve_edge(connection: socket.socket) -> bool:
     """Serves the public API until the engine says that it is over, or is gone.
 
@@ -39,65 +75,51 @@ async def serve_edge(connection: socket.socket) -> bool:
     Returns:
         Whether it ended because the engine said so.
     """
-    stream = FrameStream()
-    frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-    stream.on_frame = frames.put_nowait
-    stream.on_lost = lambda: frames.put_nowait(None)
+    stream, clock = FrameStream(), MonotonicClock()
+    edge = Edge(stream, clock)
     await open_stream(connection, stream)
     try:
-        first = await frames.get()
-        return first is not None and await _serve(SchedulerSettings.from_json(first.payload), stream, frames)
+        settings = await edge.settings
+        if settings is None:
+            return False
+        edge.engine.hashes_prompts = settings.prefix_caching
+        text = ModelText.load(settings.model, settings.model_name or None)
+        is_shared = Address.parse(settings.listen).socket_path is None
+        pacing = Pacing(usable_cores(), MESSAGES_PER_CORE_BESIDE_S)
+        administration = RemoteAdministration(edge.calls)
+        server = public_server(settings, text, edge.engine, administration, clock, pacing, shares_port=is_shared)
+        await server.start()
+        stream.send(Frame(FrameKind.READY))
+        return await _serve(edge, server, text)
+    except StartupError as error:
+        stream.send(Frame(FrameKind.REFUSED, payload=error.message.encode()))
+        return False
     finally:
         stream.close()
 
 
-async def _serve(settings: SchedulerSettings, stream: FrameStream, frames: "asyncio.Queue[Frame | None]") -> bool:
-    draining = asyncio.Event()
-    clock = MonotonicClock()
-    calls = EngineCalls(stream)
-    engine = RemoteEngine(calls, clock, hashes_prompts=settings.prefix_caching, on_draining=draining.set)
-
-    def receive(frame: Frame) -> None:
-        if frame.kind is FrameKind.EVENT:
-            engine.receive(frame)
-        else:
-            frames.put_nowait(frame)
-
-    while not frames.empty() and (frame := frames.get_nowait()) is not None:
-        receive(frame)
-    stream.on_frame = receive
-    try:
-        text = ModelText.load(settings.model, settings.model_name or None)
-        is_shared = Address.parse(settings.listen).socket_path is None
-        pacing = Pacing(usable_cores(), MESSAGES_PER_CORE_BESIDE_S)
-        server = public_server(settings, text, engine, RemoteAdministration(calls), clock, pacing, shares_port=is_shared)
-        await server.start()
-    except StartupError as error:
-        stream.send(Frame(FrameKind.REFUSED, payload=error.message.encode()))
-        return False
-    stream.send(Frame(FrameKind.READY))
-
-    async def stop_serving() -> None:
-        await draining.wait()
+async def _serve(edge: Edge, server: RpcServer, text: ModelText) -> bool:
+    async def follow_health() -> None:
+        await edge.draining.wait()
         await server.set_serving(False)
 
     async def report() -> None:
         while True:
-            calls.tell(pb.EdgeCommand(report=pb.EdgeReport(cpu_s=time.process_time())))
+            edge.calls.tell(pb.EdgeCommand(report=pb.EdgeReport(cpu_s=time.process_time())))
             await asyncio.sleep(_REPORT_INTERVAL_S)
 
-    tasks = [asyncio.create_task(stop_serving()), asyncio.create_task(report())]
+    tasks = [asyncio.create_task(follow_health()), asyncio.create_task(report())]
     try:
-        is_over = await frames.get() is not None
+        was_asked = await edge.is_over
     finally:
         for task in tasks:
             task.cancel()
-        engine.end()
+        edge.engine.end()
         await server.stop(0.5)  # ended requests get to tell their callers
         text.close()
-    if not is_over:
+    if not was_asked:
         log.error("the engine's process is gone")
-    return is_over
+    return was_asked
 
 
 def main(descriptor: int, name: str, log_level: str) -> int:

@@ -86,20 +86,20 @@ class RemoteEngine:
     Args:
         calls: to it.
         clock: the same clock as the engine's: that of the host.
-        hashes_prompts: computes the keys of prompts here, so that the engine need not.
         on_draining: called when the server begins to stop.
 
     Attributes:
         model: see EdgeEngine.
         num_open_requests: see EdgeEngine; as of the last news.
+        hashes_prompts: keys of prompts are computed here, so that the engine need not.
     """
 
-    def __init__(self, calls: EngineCalls, clock: Clock, *, hashes_prompts: bool, on_draining: Callable[[], None]):
+    def __init__(self, calls: EngineCalls, clock: Clock, *, on_draining: Callable[[], None]):
         self.model: executor_pb.ExecutorInfo | None = None
         self.num_open_requests = 0
+        self.hashes_prompts = True
         self._calls = calls
         self._clock = clock
-        self._hashes_prompts = hashes_prompts
         self._on_draining = on_draining
         self._next_sample = 0
         self._samples: dict[int, _Sample] = {}
@@ -119,7 +119,7 @@ class RemoteEngine:
 
     async def submit(self, request: Request, output: Output) -> Generation:
         """See EdgeEngine."""
-        if self._hashes_prompts and self.model is not None:
+        if self.hashes_prompts and self.model is not None:
             request = replace(request, prompt_keys=tuple(request.keys_of_prompt(self.model.block_size)))
         generation = Generation(request, output)
         first_sample = self._next_sample

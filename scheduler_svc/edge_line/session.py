@@ -126,8 +126,8 @@ class EdgeSession:
         answer = pb.EdgeAnswer(call_id=call_id)
         try:
             output.generation = await self._engine.submit(convert.submitted_request(message), output)
-        except OctavoError as error:
-            answer.status = convert.error_bytes(error)
+        except Exception as error:
+            answer.status = convert.error_bytes(self._told(error))
             self._outputs.pop(message.first_sample, None)
         finally:
             self._submissions.pop(message.first_sample, None)
@@ -177,13 +177,17 @@ class EdgeSession:
                     answer.flushed.CopyFrom(flushed)
                 case other:
                     raise OctavoError(f"an edge asks for {other}")
-        except OctavoError as error:
-            answer.status = convert.error_bytes(error)
-        except Exception:
-            log.exception("%s: a call failed", self._name)
-            answer.status = convert.error_bytes(OctavoError("internal error; the server's log has the details"))
+        except Exception as error:
+            answer.status = convert.error_bytes(self._told(error))
         self._news.answers.append(answer)
         self._tell()
+
+    def _told(self, error: Exception) -> OctavoError:
+        """What a caller hears of it."""
+        if isinstance(error, OctavoError):
+            return error
+        log.error("%s: a call failed", self._name, exc_info=error)
+        return OctavoError("internal error; the server's log has the details")
 
     async def _tell_model(self) -> None:
         model = await self._engine.first_model()

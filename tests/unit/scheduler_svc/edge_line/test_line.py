@@ -68,7 +68,7 @@ class Rig:
         self.is_draining = False
         self.max_stall_s = max_stall_s
         calls = EngineCalls(self.theirs)
-        self.remote = RemoteEngine(calls, engine.clock, hashes_prompts=True, on_draining=self._note_draining)
+        self.remote = RemoteEngine(calls, engine.clock, on_draining=self._note_draining)
         self.administration = RemoteAdministration(calls)
         self.theirs.on_frame = self._receive
         self.theirs.on_lost = self.remote.end
