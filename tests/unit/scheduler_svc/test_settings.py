@@ -24,6 +24,11 @@ def test_an_executor_may_be_named_once_only() -> None:
         load_settings(SchedulerSettings, ["--executors", "a:1", "--executors", "a:1"])
 
 
+def test_an_edge_process_gets_everything_secrets_included() -> None:
+    settings = load_settings(SchedulerSettings, ["--token", "secret", "--executors", "a:1", "--model", "/m", "--grace-s", "3"])
+    assert SchedulerSettings.from_json(settings.to_json()) == settings
+
+
 def test_secrets_are_not_shown() -> None:
     settings = load_settings(SchedulerSettings, ["--token", "secret", "--cache-salt", "pepper"])
     assert "secret" not in str(settings.shown()) and "pepper" not in str(settings.shown())
