@@ -30,6 +30,7 @@ from tests.unit.scheduler_svc.text.small_tokenizers import BYTE_VOCAB_SIZE, writ
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROMPT_TOKENS = 64
 _NUM_CLIENTS = 4
+_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _measure_running(pid: int, target: str, peer: str, options: Options, figures
         time.sleep(1.0)
         before = last = sample(pid, admin)[0]
         while True:
-            time.sleep(0.25)
+            time.sleep(_INTERVAL_S)
             now, num_running = sample(pid, admin)
             if num_running < options.num_streams:
                 break
