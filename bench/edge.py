@@ -121,6 +121,8 @@ def _measure_running(pid: int, target: str, peer: str, options: Options, figures
         thread.join()
         if not runs:
             raise SystemExit("the clients failed")
+        if last is before:
+            raise SystemExit("all streams together ran for less than two seconds: more --steps")
     num_steps, seconds = last.num_steps - before.num_steps, last.at_s - before.at_s
     num_tokens = num_steps * options.num_streams
     messages_per_token = sum(answer.num_messages for answer in runs[0].answers) / runs[0].num_output_tokens

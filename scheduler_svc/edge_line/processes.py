@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0
 _END_TIMEOUT_S = 5.0
+_LOST_TIMEOUT_S = 2.0
+"""A process whose line has ended: until it is gone, the kernel gives it connections."""
 
 
 class RunningEdge(Protocol):
@@ -195,7 +197,7 @@ class EdgeProcesses:
         while True:
             await edge.lost.wait()
             edge.session.end()
-            how = _how(await edge.end(_END_TIMEOUT_S))
+            how = _how(await edge.end(_LOST_TIMEOUT_S))
             self._degraded.note("edge_lost", f"{edge.name} is gone ({how}) and is started again")
             while True:
                 await asyncio.sleep(backoff_s)

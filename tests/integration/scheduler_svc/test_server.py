@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import urllib.request
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from octavo.scheduler.v1 import inference_service_pb2_grpc
 from scheduler_svc.app import running_app
 from scheduler_svc.service import SERVICES
 from scheduler_svc.settings import SchedulerSettings
+from tests.contract.errors import seen
 from tests.integration.scheduler_svc.conftest import Serve, launch_task, stream_tokens, tokens_request, until
 from tests.integration.scheduler_svc.fake_executor import FakeExecutor, FakeExecutorProcess, continuation, fake_info
 
@@ -161,6 +163,21 @@ async def test_sigterm_lets_running_requests_finish_and_exits_0(tmp_path: Path, 
             process.kill()
             await process.wait()
         await executor.kill()
+
+
+async def test_a_request_that_outlasts_the_grace_time_is_told_why_it_ended(serve: Serve) -> None:
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serve(grace_s=0.05))
+        async with grpc.aio.insecure_channel(served.app.address.target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            served.fake.gate.clear()
+            stub = inference_service_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.StreamGenerate(pb.StreamGenerateRequest(generation=tokens_request(PROMPT, 50)))
+            await until(lambda: served.app.engine.num_open_requests == 1)
+            await served.app.drain()
+            await stack.aclose()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert (caught.value.code(), seen(caught.value).reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
 
 
 async def test_many_streams_at_once_get_their_own_tokens(serve: Serve) -> None:
