@@ -70,12 +70,17 @@ async def launch_process(name: str, connection: socket.socket) -> RunningEdge:
 
 
 class _Edge:
-    """One edge from its start to its end."""
+    """One edge from its start to its end.
+
+    Attributes:
+        ready: done when it serves, or does not; the result is why it does not, empty if it does.
+        lost: set when its line has ended.
+    """
 
     def __init__(self, name: str, running: RunningEdge, stream: FrameStream, session: EdgeSession):
         self.name = name
         self.session = session
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.lost = asyncio.Event()
         self._running = running
         self._stream = stream
@@ -102,9 +107,9 @@ class _Edge:
             case FrameKind.COMMAND:
                 self.session.receive(frame)
             case FrameKind.READY:
-                self.ready.set_result(None)
-            case FrameKind.REFUSED if not self.ready.done():
-                self.ready.set_exception(StartupError(frame.payload.decode()))
+                self.ready.set_result("")
+            case FrameKind.REFUSED:
+                self.ready.set_result(frame.payload.decode())
 
 
 class EdgeProcesses:
@@ -187,15 +192,19 @@ class EdgeProcesses:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not edge.ready.done():
                 raise StartupError(f"{edge.name} ended at its start ({_how(await edge.end(_END_TIMEOUT_S))})")
-            edge.ready.result()
+            if reason := edge.ready.result():
+                raise StartupError(reason)
         finally:
             lost.cancel()
 
     async def _keep(self, edge: _Edge) -> None:
         """Starts an edge again whenever it is gone."""
-        backoff_s = _FIRST_BACKOFF_S
+        loop, backoff_s = asyncio.get_running_loop(), _FIRST_BACKOFF_S
         while True:
+            began_at_s = loop.time()
             await edge.lost.wait()
+            if loop.time() - began_at_s > _MAX_BACKOFF_S:
+                backoff_s = _FIRST_BACKOFF_S
             edge.session.end()
             how = _how(await edge.end(_LOST_TIMEOUT_S))
             self._degraded.note("edge_lost", f"{edge.name} is gone ({how}) and is started again")
@@ -209,7 +218,6 @@ class EdgeProcesses:
                 except (StartupError, OSError) as error:
                     log.error("%s cannot start: %s", edge.name, error)
                     await edge.end(_END_TIMEOUT_S)
-            backoff_s = _FIRST_BACKOFF_S
             self._degraded.clear("edge_lost")
             log.info("%s serves again", edge.name)
 
