@@ -9,7 +9,6 @@ from typing import Protocol
 from prometheus_client import start_http_server
 
 from common.clock import MonotonicClock
-from common.cpu_cores import usable_cores
 from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.model_spec import public_name
@@ -20,7 +19,7 @@ from scheduler_svc.administration import EngineAdministration
 from scheduler_svc.clients.executor import ExecutorConnector, GrpcExecutor
 from scheduler_svc.clients.kvstore import BlockStoreLookup
 from scheduler_svc.edge_line.processes import Launch, launch_process
-from scheduler_svc.edge_wiring import OwnEdge, SeparateEdge, num_edge_processes
+from scheduler_svc.edge_wiring import OwnEdge, SeparateEdge
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.metrics import EngineMetrics
@@ -138,7 +137,7 @@ async def running_app(
     metrics.engine = engine
     administration = EngineAdministration(engine, store, settings.shown(), settings.kvstore)
     edge: PublicEdge
-    if num_processes := num_edge_processes(settings.edge_processes, usable_cores()):
+    if num_processes := settings.edge_processes:
         edge = separate = SeparateEdge(settings, num_processes, engine, administration, degraded, launch)
         metrics.edges = lambda: separate.processes.sessions
     else:

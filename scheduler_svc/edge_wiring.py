@@ -21,20 +21,6 @@ from scheduler_svc.text.model_text import ModelText
 log = logging.getLogger(__name__)
 
 
-_CORES_PER_EDGE = 8
-_MAX_EDGES = 4
-
-
-def num_edge_processes(asked: int | None, num_cores: int) -> int:
-    """How many processes serve the public API beside the engine's; 0: the engine's does.
-
-    Args:
-        asked: by the operator; None: nothing.
-        num_cores: of this machine. Where there are few, a process more takes from the model what it gives to the engine.
-    """
-    return min(_MAX_EDGES, num_cores // _CORES_PER_EDGE) if asked is None else asked
-
-
 class OwnEdge:
     """Serves from this process, where the engine runs."""
 

@@ -16,12 +16,11 @@ class SchedulerSettings(ServiceSettings):
     model_config = settings_config("OCTAVO_SCHEDULER_", "scheduler_svc")
 
     listen: str = Field("127.0.0.1:50051", description="host:port or unix:/path of the public API")
-    edge_processes: int | None = Field(
-        None,
+    edge_processes: int = Field(
+        0,
         ge=0,
         le=64,
-        description="processes that serve the public API beside the engine's, one on a unix socket; 0: the engine's process "
-        "serves it; not set: one for every 8 cores, at most 4",
+        description="processes that serve the public API beside the engine's, one on a unix socket; 0: the engine's process serves it",
     )
     executors: list[str] = Field(default_factory=list, description="addresses of executor_svc processes")
     kvstore: str = Field("", description="address of kvstore_svc; empty: none")

@@ -46,12 +46,12 @@ async def test_a_unix_socket_left_by_a_dead_server_is_taken_over(tmp_path: Path)
 
 
 async def test_a_quiet_stream_lives_on_while_its_client_asks_whether_it_is_alive(tmp_path: Path) -> None:
-    pinging = [("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)]
+    pinging: list[tuple[str, int]] = [("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)]
     async with (
         serving(Echo(), f"unix:{tmp_path}/s.sock", min_ping_interval_s=0.5) as server,
         grpc.aio.insecure_channel(server.address.target, options=pinging) as channel,
     ):
-        call = channel.stream_stream(f"/{SERVICE}/Converse")()
+        call: Any = channel.stream_stream(f"/{SERVICE}/Converse")()
         await call.write(b"a")
         assert await call.read() == b"a"
         with pytest.raises(TimeoutError):  # the fourth ping would have ended it
