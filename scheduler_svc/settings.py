@@ -20,7 +20,8 @@ class SchedulerSettings(ServiceSettings):
         0,
         ge=0,
         le=64,
-        description="processes that serve the public API beside the engine's, one on a unix socket; 0: the engine's process serves it",
+        description="processes that serve the public API beside the engine's, one on a unix socket; "
+        "0: the engine's process serves it",
     )
     executors: list[str] = Field(default_factory=list, description="addresses of executor_svc processes")
     kvstore: str = Field("", description="address of kvstore_svc; empty: none")
