@@ -10,7 +10,7 @@ import grpc.aio
 
 from common.clock import Clock
 from common.errors import StaleEpoch
-from common.ids import Epoch, LeaseId, SessionId
+from common.ids import BlockKey, Epoch, LeaseId, SessionId
 from common.shm.host import host_id
 from common.shm.slab import SHM_ABI
 from kvstore_svc import convert
@@ -121,6 +121,7 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
 
     async def LookupBlocks(self, request: pb.LookupBlocksRequest, context: Context) -> pb.LookupBlocksResponse:  # noqa: N802
         """See the proto."""
+        await self._tiers.touch(convert.keys_from_pb(request.held_keys))
         names = await self._tiers.lookup(convert.keys_from_pb(request.keys))
         return pb.LookupBlocksResponse(epoch=self._store.epoch, tiers=[convert.TIERS[name] for name in names])
 
@@ -191,14 +192,18 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         """See the proto."""
         session = self._session(request)
         response = pb.ReserveBlocksResponse()
+        present: list[BlockKey] = []
         for index, key in enumerate(convert.keys_from_pb(request.keys)):
             lease = self._store.reserve(session, key)
             if isinstance(lease, Refusal):
+                if lease is Refusal.PRESENT:
+                    present.append(key)
                 response.results.add(key_index=index, status=convert.REFUSALS[lease])
             else:
                 response.results.add(
                     key_index=index, status=pb.BLOCK_STATUS_OK, handle=convert.handle_to_pb(lease, self._shm), tier=pb.TIER_SHM
                 )
+        await self._tiers.touch(present)
         return response
 
     async def CommitBlocks(self, request: pb.CommitBlocksRequest, context: Context) -> pb.CommitBlocksResponse:  # noqa: N802
@@ -209,6 +214,7 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         blocks = [self._store.reservation(session, LeaseId(commit.lease_id)) for commit in request.commits]
         measured = iter(await self._tiers.measure([block for block in blocks if block is not None]))
         response = pb.CommitBlocksResponse()
+        committed: list[BlockKey] = []
         for commit, block in zip(request.commits, blocks, strict=True):
             is_committed = block is not None and self._store.commit(
                 session,
@@ -219,7 +225,8 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
             )
             response.statuses.append(pb.BLOCK_STATUS_OK if is_committed else pb.BLOCK_STATUS_REJECTED)
             if is_committed and block is not None:
-                self._tiers.committed([block.key])
+                committed.append(block.key)
+        await self._tiers.committed(committed)
         return response
 
     async def AbortBlocks(self, request: pb.AbortBlocksRequest, context: Context) -> pb.AbortBlocksResponse:  # noqa: N802

@@ -7,23 +7,24 @@ A block that comes up from below is verified before anybody gets it; one that fa
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey, SessionId
+from kvstore_svc.core.admission import Admission
 from kvstore_svc.core.block import Block, BlockState, Layout
 from kvstore_svc.core.block_store import Refusal
 from kvstore_svc.core.session import Lease, Session
-from kvstore_svc.tiers.base import LowerTier
+from kvstore_svc.tiers.base import LowerTier, StoredBlock
 from kvstore_svc.tiers.shm import ShmTier
+from kvstore_svc.tiers.write_behind import WriteBehind
 
 log = logging.getLogger(__name__)
 # Of the store itself; no client has it, theirs are random.
 OWN_SESSION = SessionId("store")
-_MAX_WRITES_DOWN = 256
 # Hashing this many bytes on the event loop costs less than handing them to a thread.
 _INLINE_HASH_BYTES = 256 * 1024
 
@@ -45,17 +46,29 @@ class TierStack:
         lower: the others, fastest first.
         clock: for deadlines.
         degraded: counts what was not written down.
+        admission: by the name of a lower tier, which blocks are worth writing to it; without: those that are new.
     """
 
-    def __init__(self, shm: ShmTier, lower: Sequence[LowerTier], *, clock: Clock, degraded: DegradedPaths):
+    def __init__(
+        self,
+        shm: ShmTier,
+        lower: Sequence[LowerTier],
+        *,
+        clock: Clock,
+        degraded: DegradedPaths,
+        admission: Mapping[str, Admission] | None = None,
+    ):
         self.shm = shm
         self.lower = tuple(lower)
         self._clock = clock
-        self._degraded = degraded
         # Blocks on their way up or down are held by this session, which has no process behind it and never expires.
         self._own = shm.store.open_session(OWN_SESSION, "store", Layout(b"", 0), inf)
         self._filling: dict[BlockKey, asyncio.Task[str | None]] = {}
-        self._writing_down: set[asyncio.Task[None]] = set()
+        admission = admission or {}
+        down = [WriteBehind(shm, tier, self._own, degraded) for tier in self.lower]
+        self._new_down = [behind for behind in down if behind.tier.name not in admission]
+        self._touched_down = [(behind, admission[behind.tier.name]) for behind in down if behind.tier.name in admission]
+        self._down = down
 
     async def lookup(self, keys: Sequence[BlockKey]) -> list[str]:
         """Names of the tiers of the leading keys that are present."""
@@ -64,6 +77,8 @@ class TierStack:
             if not self.shm.store.contains(key):
                 break
             found.append(self.shm.name)
+        if self._touched_down:
+            await self.touch(keys[: len(found)])
         if not self.lower or len(found) == len(keys):
             return found
         rest = keys[len(found) :]
@@ -90,6 +105,8 @@ class TierStack:
             prefix_only: end at the first miss, which is part of the answer.
         """
         deadline = self._clock.now() + max_wait_s
+        if self._touched_down:
+            await self.touch([key for key in keys if self.shm.store.contains(key)])
         ready: list[Acquired] = []
         for index, key in enumerate(keys):
             lease, tier = self.shm.store.acquire(session, key), self.shm.name
@@ -123,47 +140,42 @@ class TierStack:
         self.shm.store.drop_corrupt(block)
         return False
 
-    def committed(self, keys: Sequence[BlockKey]) -> None:
-        """Starts to write new blocks down. What finds no place in the queue is not written down, and counted."""
-        if not self.lower:
-            return
-        for key in keys:
-            block = self.shm.store.committed_block(key)
-            if block is None:
-                continue
-            if len(self._writing_down) >= _MAX_WRITES_DOWN:
-                self._degraded.note("kvstore_write_down", f"{_MAX_WRITES_DOWN} blocks wait for the lower tiers already")
-                continue
-            lease = self.shm.store.hold(self._own, block)
-            task = asyncio.create_task(self._write_down(lease))
-            self._writing_down.add(task)
-            task.add_done_callback(self._writing_down.discard)
+    async def committed(self, keys: Sequence[BlockKey]) -> None:
+        """Starts to write new blocks down, as far as they are worth it and their queues have room."""
+        for behind in self._new_down:
+            behind.offer(keys)
+        await self.touch(keys)
+
+    async def touch(self, keys: Sequence[BlockKey]) -> None:
+        """Somebody uses these blocks of a chain: those that have become worth it are written down."""
+        for behind, admission in self._touched_down:
+            worthy = admission.touch(keys)
+            if worthy:
+                is_below = await behind.tier.contains(worthy)
+                behind.offer([key for key, below in zip(worthy, is_below, strict=True) if not below])
 
     async def settle(self) -> None:
         """Waits for all writes down that have begun."""
-        await asyncio.gather(*self._writing_down)
+        for behind in self._down:
+            await behind.settle()
 
     async def clear(self, fingerprint: bytes | None) -> tuple[int, int]:
         """Drops every block that nobody holds, in all tiers; returns (num_dropped, num_kept) of shared memory."""
+        for behind in self._down:
+            behind.forget()
+            await behind.settle()
         for tier in self.lower:
             await tier.clear(fingerprint)
         return self.shm.store.clear(fingerprint)
 
     async def close(self) -> None:
         """Ends the background work."""
-        tasks = [*self._writing_down, *self._filling.values()]
+        tasks = list(self._filling.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _write_down(self, lease: Lease) -> None:
-        block = lease.block
-        try:
-            for tier in self.lower:
-                if not await tier.put(self.shm.stored(block), self.shm.view(block)):
-                    self._degraded.note("kvstore_write_down", f"tier {tier.name} did not take a block")
-        finally:
-            self.shm.store.release(self._own, [lease.lease_id])
+        for behind in self._down:
+            await behind.close()
 
     async def _fill(self, key: BlockKey, layout: Layout, wait_s: float) -> str | None:
         """Brings a block up; callers that want the same block share the work, which goes on when they stop waiting."""
@@ -187,9 +199,10 @@ class TierStack:
                 if stored is None:
                     continue
                 (measured,) = await self.measure([block])
-                if store.commit(
-                    self._own, lease.lease_id, generation=block.place.generation, claimed=stored.checksum, measured=measured
-                ):
+                # What the tier says of itself counts only if it is the block that was asked for.
+                claimed = stored.checksum if stored == StoredBlock(key, layout, stored.checksum) else b""
+                if store.commit(self._own, lease.lease_id, generation=block.place.generation, claimed=claimed, measured=measured):
+                    await self.touch([key])
                     return tier.name
                 log.error("block %s is corrupt in tier %s; dropped", key.hex(), tier.name)
                 await tier.evict(key)

@@ -65,7 +65,7 @@ def put_above(shm: ShmTier, session: Session, number: int) -> None:
 
 async def write(stack: TierStack, session: Session, number: int) -> None:
     put_above(stack.shm, session, number)
-    stack.committed([key(number)])
+    await stack.committed([key(number)])
     await stack.settle()
 
 
