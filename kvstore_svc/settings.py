@@ -11,8 +11,10 @@ from common.rpc.address import Address
 from common.rpc.security import ServerSecurity
 from common.settings import ServiceSettings, settings_config
 from common.shm.slab import MIN_SLAB_BYTES
+from common.state_folder import kv_folder
 
 MAX_SLABS = 4096
+MIN_SEGMENT_BYTES = 64 << 10
 
 
 class KvStoreSettings(ServiceSettings):
@@ -33,6 +35,18 @@ class KvStoreSettings(ServiceSettings):
     heartbeat_s: float = Field(2.0, gt=0, description="how often clients give a sign of life")
     quarantine_s: float = Field(
         300.0, ge=0, description="memory that a silent but living process may still write is reported as lost after this time"
+    )
+    disk_dir: str = Field(
+        "", description="folder of the disk tier, for this store alone; empty: of this address, below ~/.local/state/octavo/kv"
+    )
+    disk_capacity_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="room that the disk tier may take; 0: no disk tier; not set: 64 GiB, or half of what is free if less",
+    )
+    disk_segment_bytes: int = Field(256 << 20, ge=MIN_SEGMENT_BYTES, description="the disk tier grows in files of this size")
+    disk_admission_touches: int = Field(
+        2, ge=1, description="so many uses, writing it is one, make a block worth writing to disk"
     )
     tls_cert: Path | None = Field(None, description="PEM file of the server's certificate")
     tls_key: Path | None = Field(None, description="PEM file of its key")
@@ -64,6 +78,10 @@ class KvStoreSettings(ServiceSettings):
             return Path(self.shm_socket)
         name = hashlib.blake2b(self.listen.encode(), digest_size=6).hexdigest()
         return Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}" / f"kvstore-{name}.shm"
+
+    def disk_folder(self) -> Path:
+        """Folder of the disk tier; by default different for every address."""
+        return Path(self.disk_dir) if self.disk_dir else kv_folder(self.listen)
 
     def uids(self) -> frozenset[int]:
         """Users that may map the shared memory."""

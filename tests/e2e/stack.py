@@ -82,7 +82,7 @@ class Stack:
             "kvstore",
             [
                 *("kvstore_svc", "--listen", f"unix:{self.folder}/kvstore.sock", "--shm-socket", f"{self.folder}/shm.sock"),
-                *("--capacity-bytes", str(1 << 30), *self.config.store_flags),
+                *("--capacity-bytes", str(1 << 30), "--disk-dir", f"{self.folder}/disk", *self.config.store_flags),
             ],
         )
 

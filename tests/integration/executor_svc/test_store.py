@@ -26,6 +26,7 @@ FULL_BLOCKS = 5
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     folder = tmp_path_factory.mktemp("store")
     flags = ["--shm-socket", f"{folder}/shm.sock", "--capacity-bytes", str(16 << 20), "--slab-bytes", str(8 << 20)]
+    flags += ["--disk-dir", f"{folder}/disk"]
     with running("kvstore_svc", folder, flags, name="kvstore") as process:
         process.wait_serving()
         yield process
