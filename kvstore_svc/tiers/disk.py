@@ -33,7 +33,7 @@ FLUSH_DELAY_S = 0.1
 MAX_FAILURES = 5
 PAUSE_S = 10.0
 # Nothing useful fits into less.
-_MIN_CAPACITY_BYTES = 1 << 20
+_MIN_CAPACITY_BYTES = 16 << 20
 _NUM_THREADS = 8
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +48,10 @@ class DiskTier:
         segment_bytes: size of each, about.
         clock: for pauses after failures.
         degraded: counts kvstore_disk and kvstore_disk_full.
+
+    Attributes:
+        num_scanned_segments: those whose headers had to be read at the start.
+        segment_type: of new segments.
     """
 
     name = "disk"
@@ -66,6 +70,7 @@ class DiskTier:
         self._table = recovered.table
         self._files = recovered.files
         self._index = recovered.index
+        self.segment_type: type[SegmentFile] = SegmentFile
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "disk")
         self._breaker = Breaker(MAX_FAILURES, PAUSE_S)
         self._reason = ""
@@ -304,7 +309,7 @@ class DiskTier:
     async def _grow(self, layout: Layout) -> None:
         segment_id, size, num_slots = self._table.new_segment(layout)
         try:
-            file = await self._in_thread(SegmentFile.create, self._folder.path, segment_id, size, num_slots)
+            file = await self._in_thread(self.segment_type.create, self._folder.path, segment_id, size, num_slots)
         except OSError as error:
             reason = f"{self._folder.path}: no segment of {size * num_slots} bytes: {reason_of(error)}"
             self._degraded.note("kvstore_disk_full", reason)
@@ -381,9 +386,10 @@ def open_disk_tier(
     """
     folder = DiskFolder(path, owner)
     try:
-        capacity_bytes = folder.default_capacity_bytes() if capacity_bytes is None else capacity_bytes
-        if capacity_bytes < _MIN_CAPACITY_BYTES:
-            raise DiskUnavailable(f"{path}: no space left")
+        if capacity_bytes is None:
+            capacity_bytes = folder.default_capacity_bytes()
+            if capacity_bytes < _MIN_CAPACITY_BYTES:
+                raise DiskUnavailable(f"{path}: no space left")
         return DiskTier(folder, capacity_bytes=capacity_bytes, segment_bytes=segment_bytes, clock=clock, degraded=degraded)
     except OSError as error:
         folder.close()
