@@ -11,6 +11,7 @@ from common.degraded import DegradedPaths
 from common.ids import Epoch
 from common.rpc.channel import MAX_MESSAGE_BYTES
 from common.rpc.server import RpcServer
+from kvstore_svc.admin import ADMIN_SERVICE, KvStoreAdminService
 from kvstore_svc.core.admission import Admission
 from kvstore_svc.core.block_store import BlockStore
 from kvstore_svc.handover import HandoverServer
@@ -21,8 +22,10 @@ from kvstore_svc.tiers.absent import AbsentTier
 from kvstore_svc.tiers.base import LowerTier
 from kvstore_svc.tiers.disk import DiskTier, open_disk_tier
 from kvstore_svc.tiers.disk_folder import DiskUnavailable
+from kvstore_svc.tiers.inventory import Inventory
 from kvstore_svc.tiers.shm import ShmTier, create_slabs
 from kvstore_svc.tiers.stack import TierStack
+from octavo.kvstore.v1 import kv_store_admin_service_pb2_grpc as admin_pb_grpc
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
 
@@ -44,7 +47,7 @@ async def serve(settings: KvStoreSettings) -> None:
         handover = HandoverServer(settings.shm_socket_path(), settings.uids(), clock)
         closing.push_async_callback(handover.close)
         handover.bind()
-        rpc = RpcServer(settings.address(), settings.security(), [SERVICE], max_message_bytes=MAX_MESSAGE_BYTES)
+        rpc = RpcServer(settings.address(), settings.security(), [SERVICE, ADMIN_SERVICE], max_message_bytes=MAX_MESSAGE_BYTES)
         shm = ShmTier(
             create_slabs(settings.capacity_bytes, settings.slab_bytes, epoch),
             epoch,
@@ -54,8 +57,8 @@ async def serve(settings: KvStoreSettings) -> None:
         closing.callback(shm.close)
         degraded = DegradedPaths()
         lower: list[LowerTier] = []
-        if settings.disk_capacity_bytes != 0:
-            disk = _disk_tier(settings, clock, degraded)
+        disk = _disk_tier(settings, clock, degraded) if settings.disk_capacity_bytes != 0 else None
+        if disk is not None:
             closing.push_async_callback(disk.close)
             lower.append(disk)
         admission = {"disk": Admission(settings.disk_admission_touches, _MAX_REMEMBERED_KEYS)}
@@ -63,6 +66,8 @@ async def serve(settings: KvStoreSettings) -> None:
         closing.push_async_callback(tiers.close)
         service = KvStoreService(tiers, handover, clock, session_ttl_s=settings.session_ttl_s, heartbeat_s=settings.heartbeat_s)
         pb_grpc.add_KvStoreServiceServicer_to_server(service, rpc.grpc)
+        inventory = Inventory(tiers, disk if isinstance(disk, DiskTier) else None)
+        admin_pb_grpc.add_KvStoreAdminServiceServicer_to_server(KvStoreAdminService(inventory, clock), rpc.grpc)
         serve_metrics(settings.metrics_listen, tiers)
         background = asyncio.create_task(
             _in_background(handover.serve(shm.store, shm.fds), _expire_forever(shm.store, clock, settings.heartbeat_s))

@@ -79,6 +79,11 @@ def layout_from_pb(layout: pb.Layout, largest_place_bytes: int) -> Layout:
     return Layout(layout.fingerprint, layout.block_bytes)
 
 
+def layout_to_pb(layout: Layout) -> pb.Layout:
+    """A layout on the wire."""
+    return pb.Layout(fingerprint=layout.fingerprint, block_bytes=layout.block_bytes)
+
+
 def client_id_from_pb(client_id: str) -> str:
     """The checked name of a client.
 
@@ -139,6 +144,7 @@ def tier_stats_to_pb(name: str, counts: TierCounts) -> pb.TierStats:
         num_misses=counts.num_misses,
         num_evictions=counts.num_evictions,
         num_writes=counts.num_writes,
+        unavailable_reason=counts.unavailable_reason,
     )
 
 

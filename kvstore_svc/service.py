@@ -18,12 +18,14 @@ from kvstore_svc.core.block_store import Refusal
 from kvstore_svc.core.session import LeaseKind, Session
 from kvstore_svc.handover import HandoverServer
 from kvstore_svc.inline_put import InlinePut
+from kvstore_svc.tiers.inventory import INVENTORY_SESSION
 from kvstore_svc.tiers.stack import OWN_SESSION, Acquired, TierStack
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
 
 log = logging.getLogger(__name__)
 INLINE_CHUNK_BYTES = 1 << 20
+OWN_SESSIONS = {OWN_SESSION, INVENTORY_SESSION}
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -257,10 +259,11 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
             epoch=self._store.epoch,
             uptime_s=self._clock.now() - self._started_s,
             tiers=[shm, *(convert.tier_stats_to_pb(tier.name, tier.counts()) for tier in self._tiers.lower)],
-            sessions=[convert.session_stats_to_pb(s) for s in self._store.sessions.values() if s.session_id != OWN_SESSION],
+            sessions=[convert.session_stats_to_pb(s) for s in self._store.sessions.values() if s.session_id not in OWN_SESSIONS],
             num_checksum_mismatches=self._store.counts.num_checksum_mismatches,
             num_fenced_sessions=self._store.counts.num_fenced_sessions,
             num_quarantined_blocks=self._store.num_quarantined_blocks,
+            degraded=dict(self._tiers.degraded.counts),
         )
 
     async def ClearBlocks(self, request: pb.ClearBlocksRequest, context: Context) -> pb.ClearBlocksResponse:  # noqa: N802

@@ -14,6 +14,7 @@ from math import inf
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey, SessionId
+from common.shm.checksum import checksum
 from kvstore_svc.core.admission import Admission
 from kvstore_svc.core.block import Block, BlockState, Layout
 from kvstore_svc.core.block_store import Refusal
@@ -60,6 +61,7 @@ class TierStack:
     ):
         self.shm = shm
         self.lower = tuple(lower)
+        self.degraded = degraded
         self._clock = clock
         # Blocks on their way up or down are held by this session, which has no process behind it and never expires.
         self._own = shm.store.open_session(OWN_SESSION, "store", Layout(b"", 0), inf)
@@ -130,6 +132,10 @@ class TierStack:
             return self.shm.measure(blocks)
         return await asyncio.to_thread(self.shm.measure, blocks)
 
+    async def checksum(self, data: memoryview) -> bytes:
+        """Checksum of bytes that are in no block; other calls go on meanwhile."""
+        return checksum(data) if data.nbytes <= _INLINE_HASH_BYTES else await asyncio.to_thread(checksum, data)
+
     async def is_intact(self, block: Block) -> bool:
         """Verifies a leased block; one that fails is dropped, counted and forgotten."""
         (measured,) = await self.measure([block])
@@ -153,6 +159,15 @@ class TierStack:
             if worthy:
                 is_below = await behind.tier.contains(worthy)
                 behind.offer([key for key, below in zip(worthy, is_below, strict=True) if not below])
+
+    async def write_down(self, keys: Sequence[BlockKey], name: str) -> None:
+        """Writes blocks of shared memory to one tier, whether or not they are worth it, and waits for that."""
+        behind = next(behind for behind in self._down if behind.tier.name == name)
+        for key in keys:
+            if behind.is_half_full:
+                await behind.settle()
+            behind.offer([key])
+        await behind.settle()
 
     async def settle(self) -> None:
         """Waits for all writes down that have begun."""

@@ -55,6 +55,11 @@ class WriteBehind:
         """Their bytes."""
         return self._num_bytes
 
+    @property
+    def is_half_full(self) -> bool:
+        """A good time for those who can wait to wait."""
+        return 2 * len(self._held) >= self._max_blocks or 2 * self._num_bytes >= self._max_bytes
+
     def offer(self, keys: Sequence[BlockKey]) -> None:
         """Takes committed blocks of a chain; those behind the bound are counted and not written.
 

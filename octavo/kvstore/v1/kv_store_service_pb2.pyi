@@ -959,6 +959,26 @@ class GetStatsResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DegradedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCH_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
@@ -966,6 +986,7 @@ class GetStatsResponse(_message.Message):
     NUM_CHECKSUM_MISMATCHES_FIELD_NUMBER: _builtins.int
     NUM_FENCED_SESSIONS_FIELD_NUMBER: _builtins.int
     NUM_QUARANTINED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     uptime_s: _builtins.float
     num_checksum_mismatches: _builtins.int
@@ -976,6 +997,10 @@ class GetStatsResponse(_message.Message):
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierStats]: ...
     @_builtins.property
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionStats]: ...
+    @_builtins.property
+    def degraded(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Degraded paths: name and how often, for example "kvstore_disk"."""
+
     def __init__(
         self,
         *,
@@ -986,10 +1011,11 @@ class GetStatsResponse(_message.Message):
         num_checksum_mismatches: _builtins.int = ...,
         num_fenced_sessions: _builtins.int = ...,
         num_quarantined_blocks: _builtins.int = ...,
+        degraded: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "num_checksum_mismatches", b"num_checksum_mismatches", "num_fenced_sessions", b"num_fenced_sessions", "num_quarantined_blocks", b"num_quarantined_blocks", "sessions", b"sessions", "tiers", b"tiers", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "epoch", b"epoch", "num_checksum_mismatches", b"num_checksum_mismatches", "num_fenced_sessions", b"num_fenced_sessions", "num_quarantined_blocks", b"num_quarantined_blocks", "sessions", b"sessions", "tiers", b"tiers", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1011,6 +1037,7 @@ class TierStats(_message.Message):
     NUM_EVICTIONS_FIELD_NUMBER: _builtins.int
     NUM_WRITES_FIELD_NUMBER: _builtins.int
     LARGEST_FREE_RUN_BYTES_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_REASON_FIELD_NUMBER: _builtins.int
     tier: Global___Tier.ValueType
     capacity_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -1022,6 +1049,8 @@ class TierStats(_message.Message):
     num_writes: _builtins.int
     largest_free_run_bytes: _builtins.int
     """Largest free run in bytes, for fragmentation."""
+    unavailable_reason: _builtins.str
+    """Why the tier is left alone for the moment; empty: it is not."""
     def __init__(
         self,
         *,
@@ -1035,10 +1064,11 @@ class TierStats(_message.Message):
         num_evictions: _builtins.int = ...,
         num_writes: _builtins.int = ...,
         largest_free_run_bytes: _builtins.int = ...,
+        unavailable_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "largest_free_run_bytes", b"largest_free_run_bytes", "num_blocks", b"num_blocks", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_leased_blocks", b"num_leased_blocks", "num_misses", b"num_misses", "num_writes", b"num_writes", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "largest_free_run_bytes", b"largest_free_run_bytes", "num_blocks", b"num_blocks", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_leased_blocks", b"num_leased_blocks", "num_misses", b"num_misses", "num_writes", b"num_writes", "tier", b"tier", "unavailable_reason", b"unavailable_reason", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -483,6 +483,7 @@ class TierLoad(_message.Message):
     NUM_HITS_FIELD_NUMBER: _builtins.int
     NUM_MISSES_FIELD_NUMBER: _builtins.int
     NUM_EVICTIONS_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_REASON_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     capacity_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -490,6 +491,8 @@ class TierLoad(_message.Message):
     num_hits: _builtins.int
     num_misses: _builtins.int
     num_evictions: _builtins.int
+    unavailable_reason: _builtins.str
+    """Why the tier is left alone for the moment; empty: it is not."""
     def __init__(
         self,
         *,
@@ -500,10 +503,11 @@ class TierLoad(_message.Message):
         num_hits: _builtins.int = ...,
         num_misses: _builtins.int = ...,
         num_evictions: _builtins.int = ...,
+        unavailable_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "num_blocks", b"num_blocks", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_misses", b"num_misses", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "num_blocks", b"num_blocks", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_misses", b"num_misses", "tier", b"tier", "unavailable_reason", b"unavailable_reason", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

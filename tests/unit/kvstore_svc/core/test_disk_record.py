@@ -79,5 +79,5 @@ def test_what_another_version_wrote_is_not_read() -> None:
     data = bytearray(record(1).pack())
     data[8] += 1
 
-    assert DiskRecord.unpack(data) is None
+    assert DiskRecord.unpack(bytes(data)) is None
     assert DiskRecord.unpack(b"") is None
