@@ -88,6 +88,12 @@ class StoreProcess:
         """A new process at the same addresses; the one before must be dead."""
         self.process = self._spawn()
 
+    def reconnect(self) -> None:
+        """A new channel: one that has lost its server waits before it tries again."""
+        self.channel.close()
+        self.channel = sync_channel(self.address)
+        self.stub = pb_grpc.KvStoreServiceStub(self.channel)
+
     def stop(self) -> int:
         """SIGTERM; returns the exit status."""
         if self.process.poll() is None:
