@@ -21,6 +21,7 @@ _COUNTERS = {
     "num_misses": "Blocks asked for and not found",
     "num_evictions": "Blocks dropped for room",
     "num_writes": "Blocks committed",
+    "num_bad": "Blocks that were not what they were kept as, found by the tier itself",
 }
 
 
@@ -44,6 +45,10 @@ class TierCollector(Collector):
             for name, counts in by_tier.items():
                 counter.add_metric([name], getattr(counts, field))
             yield counter
+        is_up = GaugeMetricFamily("octavo_kvstore_tier_up", "1: the tier is in use; 0: it is left alone", labels=["tier"])
+        for name, counts in by_tier.items():
+            is_up.add_metric([name], not counts.unavailable_reason)
+        yield is_up
         store = self._tiers.shm.store.counts
         yield CounterMetricFamily(
             "octavo_kvstore_checksum_mismatches", "Blocks whose bytes were not the right ones", store.num_checksum_mismatches
