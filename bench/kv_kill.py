@@ -118,7 +118,7 @@ class Arena:
             outcome.problems.append(f"{self.name}: files left behind: {sorted(files - FILES)}")
         if sum(path.stat().st_size for path, _, _ in segments) > self._capacity_bytes:
             outcome.problems.append(f"{self.name}: {len(segments)} segments are more than the capacity")
-        num_fds = process.num_fds() - 2 * len(segments)  # one with the page cache and one without
+        num_fds = process.num_fds() - len(segments)
         self._num_fds = self._num_fds or num_fds
         if num_fds > self._num_fds + 8:
             outcome.problems.append(f"{self.name}: {num_fds} descriptors, {self._num_fds} after the first start")

@@ -8,7 +8,6 @@ The disk is segments, files of equal slots; layouts of equal size share them. Ru
     - A layout that has no room left gets the segment of another one, if that was used less recently than all of its own.
 """
 
-import enum
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,79 +15,10 @@ from dataclasses import dataclass, field
 from common.ids import BlockKey
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.disk_record import DiskRecord, RecordKind, slot_bytes
+from kvstore_svc.core.slot import MAX_USES, DiskBlock, Lack, Segment, SlotState
 
-MAX_USES = 3
 # A sweep frees this share of a layout's slots.
 _SWEEP_SHARE = 64
-
-
-class SlotState(enum.Enum):
-    """WRITING -> READABLE -> GONE; what fails to be written goes at once. A slot is free when GONE and nobody reads it."""
-
-    WRITING = "writing"
-    READABLE = "readable"
-    GONE = "gone"
-
-
-class Lack(enum.Enum):
-    """Why a block gets no slot."""
-
-    PRESENT = "the block is here or being written"
-    GROWTH = "a new segment is needed, and allowed"
-    RETIREMENT = "another layout's segment is to be given up first"
-    ROOM = "every slot is in use, or the block is larger than the disk tier"
-
-
-@dataclass(slots=True, eq=False)
-class DiskBlock:
-    """One block in one slot; equal only to itself.
-
-    Attributes:
-        num_uses: since the clock's hand passed, at most MAX_USES.
-        is_durable: it would survive a loss of power.
-    """
-
-    record: DiskRecord
-    state: SlotState = SlotState.WRITING
-    num_readers: int = 0
-    num_uses: int = 0
-    is_durable: bool = False
-
-    @property
-    def key(self) -> BlockKey:
-        """Of the block."""
-        return self.record.key
-
-    @property
-    def layout(self) -> Layout:
-        """Of the block."""
-        return self.record.layout
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """One file.
-
-    Attributes:
-        slots: users by slot; None: free.
-        used_at: tick of the last use of a block in it.
-    """
-
-    segment_id: int
-    slot_bytes: int
-    slots: list[DiskBlock | None]
-    free: list[int]
-    used_at: int = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the file."""
-        return self.slot_bytes * len(self.slots)
-
-    @property
-    def is_idle(self) -> bool:
-        """Nobody reads or writes in it."""
-        return not any(b is not None and (b.num_readers or b.state is SlotState.WRITING) for b in self.slots)
 
 
 @dataclass(slots=True)
@@ -104,14 +34,15 @@ class SlotTable:
 
     Args:
         capacity_bytes: of all segments together.
-        segment_bytes: size of a new one, at most an eighth of the capacity, but at least one slot.
+        segment_bytes: size of a new one; but at most an eighth of the capacity, so that layouts can share it, at least 1/256
+            of it, because each is an open file, and at least one slot.
     """
 
     def __init__(self, capacity_bytes: int, segment_bytes: int):
         self.capacity_bytes = capacity_bytes
         self.num_evictions = 0
         self._limit_bytes = capacity_bytes
-        self._segment_bytes = min(segment_bytes, capacity_bytes // 8)
+        self._segment_bytes = min(max(segment_bytes, capacity_bytes // 256), capacity_bytes // 8)
         self._segments: dict[int, Segment] = {}
         self._classes: dict[int, _SlotClass] = {}
         self._blocks: dict[BlockKey, DiskBlock] = {}

@@ -11,10 +11,8 @@ the header must be the one that the table expects, the bytes must have its check
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
@@ -22,11 +20,12 @@ from common.ids import BlockKey
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.breaker import Breaker
 from kvstore_svc.core.disk_record import DiskRecord
-from kvstore_svc.core.slot_table import DiskBlock, Lack
+from kvstore_svc.core.slot import DiskBlock, Lack
 from kvstore_svc.tiers.base import StoredBlock, TierCounts
 from kvstore_svc.tiers.disk_folder import DiskFolder, DiskUnavailable, reason_of
 from kvstore_svc.tiers.disk_recovery import recover
 from kvstore_svc.tiers.disk_segment import SegmentFile
+from kvstore_svc.tiers.disk_threads import DiskThreads
 
 log = logging.getLogger(__name__)
 FLUSH_DELAY_S = 0.1
@@ -35,8 +34,6 @@ PAUSE_S = 10.0
 # Nothing useful fits into less.
 _MIN_CAPACITY_BYTES = 16 << 20
 _NUM_THREADS = 8
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class DiskTier:
@@ -71,13 +68,16 @@ class DiskTier:
         self._files = recovered.files
         self._index = recovered.index
         self.segment_type: type[SegmentFile] = SegmentFile
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "disk")
+        self._threads = DiskThreads(_NUM_THREADS)
         self._breaker = Breaker(MAX_FAILURES, PAUSE_S)
         self._reason = ""
         self._grow_again_at_s: float | None = None
         # Held by whoever adds or removes segments, and by whoever syncs them.
         self._shape = asyncio.Lock()
-        self._unsynced: list[tuple[DiskRecord, DiskBlock | None]] = []
+        # What the index has not been told yet, and blocks of which nobody knows yet that they are durable.
+        self._records: list[DiskRecord] = []
+        self._written: list[DiskBlock] = []
+        self._is_index_stale = False
         self._flusher: asyncio.Task[None] | None = None
         self._num_hits = self._num_misses = self._num_writes = self._num_bad = 0
         self._read_bytes = self._written_bytes = 0
@@ -123,7 +123,7 @@ class DiskTier:
         is_written = False
         try:
             file, started_s = self._files[taken.record.segment_id], time.perf_counter()
-            await self._in_thread(file.write, taken.record.slot, taken.record.pack(), data)
+            await self._threads.run(file.write, taken.record.slot, taken.record.pack(), data)
             self._written_s += time.perf_counter() - started_s
             is_written = True
         except OSError as error:
@@ -134,7 +134,8 @@ class DiskTier:
         self._succeeded()
         self._num_writes += 1
         self._written_bytes += data.nbytes
-        self._unsynced.append((taken.record, taken))
+        self._records.append(taken.record)
+        self._written.append(taken)
         self._flush_soon()
         return True
 
@@ -151,7 +152,7 @@ class DiskTier:
         """See LowerTier. What was dropped is gone from the disk for good when this returns: files, headers and index."""
         async with self._shape:
             dropped = self._table.readable(fingerprint)
-            self._unsynced += [(self._table.drop(block), None) for block in dropped]
+            self._records += [self._table.drop(block) for block in dropped]
             by_segment: dict[int, list[DiskBlock]] = {segment_id: [] for segment_id in self._files}
             for block in dropped:
                 by_segment[block.record.segment_id].append(block)
@@ -180,25 +181,38 @@ class DiskTier:
     async def flush(self) -> bool:
         """Makes all that was put before durable; False: it is not."""
         async with self._shape:
-            batch, self._unsynced = self._unsynced, []
-            if not batch:
+            records, self._records = self._records, []
+            blocks, self._written = self._written, []
+            if not (records or self._is_index_stale):
                 return True
-            files = {self._files[record.segment_id] for record, _ in batch if record.segment_id in self._files}
             fresh: list[DiskRecord] | None = None
-            if self._index.is_long(self._table.num_blocks):
+            if self._is_index_stale or self._index.is_long(self._table.num_blocks):
                 fresh = [block.record for block in self._table.readable()]
+            files = {block.record.segment_id: self._files.get(block.record.segment_id) for block in blocks}
+            is_synced = False
+            # Unless all goes well, the index lacks these records for good: it is written anew then.
+            self._is_index_stale = True
             try:
-                await self._in_thread(self._sync, files, [record for record, _ in batch], fresh)
+                await self._threads.run(_sync_all, [file for file in files.values() if file is not None])
+                is_synced = True
+                if fresh is None:
+                    await self._threads.run(self._index.append, records)
+                else:
+                    await self._threads.run(self._index.rewrite, fresh)
             except OSError as error:
-                self._unsynced = batch + self._unsynced
                 self._failed(error)
                 return False
-            except asyncio.CancelledError:
-                self._unsynced = batch + self._unsynced
-                raise
-        for _, block in batch:
-            if block is not None:
-                block.is_durable = True
+            else:
+                self._is_index_stale = False
+            finally:
+                if not is_synced:
+                    # The kernel reports a lost write once: a later sync that succeeds says nothing of these blocks.
+                    for block in blocks:
+                        block.is_suspect = True
+                elif self._is_index_stale:
+                    self._written = [block for block in blocks if self._table.block(block.key) is block] + self._written
+        for block in blocks:
+            block.is_durable = not block.is_suspect
         return True
 
     def is_durable(self, key: BlockKey) -> bool:
@@ -224,7 +238,7 @@ class DiskTier:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
         await self.flush()
-        self._threads.shutdown()
+        self._threads.close()
         self._index.close()
         for file in self._files.values():
             file.close()
@@ -240,7 +254,7 @@ class DiskTier:
     async def _read(self, block: DiskBlock, into: memoryview) -> StoredBlock | None:
         record, started_s = block.record, time.perf_counter()
         try:
-            header = await self._in_thread(self._files[record.segment_id].read, record.slot, into)
+            header = await self._threads.run(self._files[record.segment_id].read, record.slot, into)
         except OSError as error:
             self._failed(error)
             await self._drop(block)
@@ -260,9 +274,9 @@ class DiskTier:
         """Forgets a block and wipes its header, so that no later start finds it."""
         if self._table.block(block.key) is not block:
             return
-        self._unsynced.append((self._table.drop(block), None))
+        self._records.append(self._table.drop(block))
         try:
-            await self._in_thread(self._files[block.record.segment_id].wipe, [block.record.slot])
+            await self._threads.run(self._files[block.record.segment_id].wipe, [block.record.slot])
         except OSError as error:
             self._failed(error)
         finally:
@@ -279,7 +293,7 @@ class DiskTier:
             return
         free = self._table.take_free(segment_id)
         try:
-            await self._in_thread(self._files[segment_id].wipe, [*free, *(block.record.slot for block in dropped)])
+            await self._threads.run(self._files[segment_id].wipe, [*free, *(block.record.slot for block in dropped)])
         except OSError as error:
             self._failed(error)
         finally:
@@ -309,7 +323,7 @@ class DiskTier:
     async def _grow(self, layout: Layout) -> None:
         segment_id, size, num_slots = self._table.new_segment(layout)
         try:
-            file = await self._in_thread(self.segment_type.create, self._folder.path, segment_id, size, num_slots)
+            file = await self._threads.run(self.segment_type.create, self._folder.path, segment_id, size, num_slots)
         except OSError as error:
             reason = f"{self._folder.path}: no segment of {size * num_slots} bytes: {reason_of(error)}"
             self._degraded.note("kvstore_disk_full", reason)
@@ -322,18 +336,9 @@ class DiskTier:
 
     async def _remove(self, file: SegmentFile) -> None:
         try:
-            await self._in_thread(file.remove)
+            await self._threads.run(file.remove)
         except OSError as error:
             self._failed(error)
-
-    def _sync(self, files: set[SegmentFile], records: list[DiskRecord], fresh: list[DiskRecord] | None) -> None:
-        """Runs in a thread: first the blocks, then what says that they are there."""
-        for file in files:
-            file.sync()
-        if fresh is not None:
-            self._index.rewrite(fresh)
-        else:
-            self._index.append(records)
 
     def _flush_soon(self) -> None:
         if self._flusher is None or self._flusher.done():
@@ -342,7 +347,7 @@ class DiskTier:
     async def _flush_later(self) -> None:
         """One flush for all that is put within a moment; again after a pause while it fails."""
         delay_s = FLUSH_DELAY_S
-        while self._unsynced:
+        while self._records or self._is_index_stale:
             await asyncio.sleep(delay_s)
             delay_s = FLUSH_DELAY_S if await self.flush() else PAUSE_S
 
@@ -354,17 +359,6 @@ class DiskTier:
     def _succeeded(self) -> None:
         if self._breaker.succeeded():
             self._degraded.clear("kvstore_disk")
-
-    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs function in a thread; who is cancelled meanwhile still waits for it, because it uses the caller's memory."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()  # it is nobody's any more
-            raise
 
 
 def open_disk_tier(
@@ -397,3 +391,8 @@ def open_disk_tier(
     except BaseException:
         folder.close()
         raise
+
+
+def _sync_all(files: Sequence[SegmentFile]) -> None:
+    for file in files:
+        file.sync()

@@ -42,14 +42,12 @@ class SegmentFile:
         self.path = path
         self.segment_id = segment_id
         self.slot_bytes = slot_bytes
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self.num_slots = os.fstat(self._fd).st_size // slot_bytes
-            self._direct_fd = _open_direct(path)
-            self.is_direct = self._direct_fd is not None
-        except OSError:
-            os.close(self._fd)
-            raise
+        self._direct_fd = _open_direct(path)
+        self.is_direct = self._direct_fd is not None
+        # For what O_DIRECT does not take; opened when it is needed first.
+        self._cached_fd: int | None = None
+        self._opening = threading.Lock()
+        self.num_slots = path.stat().st_size // slot_bytes
 
     @classmethod
     def create(cls, folder: Path, segment_id: int, slot_bytes: int, num_slots: int) -> "SegmentFile":
@@ -119,8 +117,11 @@ class SegmentFile:
         Raises:
             OSError: it may not.
         """
-        os.fdatasync(self._fd)
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if self._direct_fd is not None:
+            os.fdatasync(self._direct_fd)
+        if self._cached_fd is not None:
+            os.fdatasync(self._cached_fd)
+            os.posix_fadvise(self._cached_fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def remove(self) -> None:
         """Deletes the file.
@@ -133,9 +134,9 @@ class SegmentFile:
 
     def close(self) -> None:
         """Closes the descriptors."""
-        os.close(self._fd)
-        if self._direct_fd is not None:
-            os.close(self._direct_fd)
+        for fd in (self._direct_fd, self._cached_fd):
+            if fd is not None:
+                os.close(fd)
 
     def _do(self, call: Callable[[int, list[memoryview], int], int], slot: int, buffers: list[memoryview]) -> None:
         """One call for all buffers at the start of a slot."""
@@ -148,10 +149,17 @@ class SegmentFile:
                 if error.errno != errno.EINVAL:
                     raise
                 self.is_direct = False  # this file system promises what it does not keep
-        num_done = call(self._fd, buffers, offset)
+        fd = self._cached()
+        num_done = call(fd, buffers, offset)
         if call is os.preadv:
-            os.posix_fadvise(self._fd, offset, self.slot_bytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(fd, offset, self.slot_bytes, os.POSIX_FADV_DONTNEED)
         return _check(num_done, num_bytes)
+
+    def _cached(self) -> int:
+        with self._opening:
+            if self._cached_fd is None:
+                self._cached_fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            return self._cached_fd
 
 
 def find_segments(folder: Path) -> list[tuple[Path, int, int]]:

@@ -7,7 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.ids import BlockKey
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.disk_record import slot_bytes
-from kvstore_svc.core.slot_table import DiskBlock, Lack, SlotState, SlotTable
+from kvstore_svc.core.slot import DiskBlock, Lack, SlotState
+from kvstore_svc.core.slot_table import SlotTable
 
 PAGE = 4096
 SMALL = Layout(b"s" * 32, PAGE)

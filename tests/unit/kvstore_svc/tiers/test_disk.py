@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -472,3 +473,61 @@ def test_after_a_crash_what_was_durable_is_there_and_nothing_is_wrong(
     assert durable <= asyncio.run(live_again())
     shutil.rmtree(folder)
     shutil.rmtree(crashed)
+
+
+class UnsyncedSegment(SegmentFile):
+    """A disk that fails to sync, while error is set."""
+
+    error: int | None = None
+
+    def sync(self) -> None:
+        if type(self).error is not None:
+            raise OSError(type(self).error, os.strerror(type(self).error or 0))
+        super().sync()
+
+
+async def test_blocks_of_a_failed_sync_are_never_called_durable(tmp_path: Path) -> None:
+    """Though a later one succeeds: the kernel reports a lost write once."""
+    tier = open_tier(tmp_path)
+    tier.segment_type = UnsyncedSegment
+    UnsyncedSegment.error = errno.EIO
+    await put(tier, 1)
+    assert not await tier.flush()
+    UnsyncedSegment.error = None
+    await put(tier, 2)
+
+    assert await tier.flush()
+
+    assert (tier.is_durable(key(1)), tier.is_durable(key(2))) == (False, True)
+    assert await have(tier, 1, 2) == [1, 2]
+    await tier.close()
+
+
+async def test_an_index_that_cannot_be_written_is_written_anew_later(tmp_path: Path) -> None:
+    degraded = DegradedPaths()
+    tier = open_tier(tmp_path, capacity_bytes=8 * MIB, degraded=degraded)
+    small = Layout(b"s" * 32, 4096)
+    await put(tier, 0)
+    await put(tier, *range(100, 600), layout=small)  # makes the index longer than the first slot of a segment
+    await tier.evict(key(0))
+    assert await tier.flush()
+    assert (tmp_path / "index").stat().st_size > 72 * KIB
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (72 * KIB, hard))
+    try:
+        assert await put(tier, 1) == [True]  # in the place of the first one
+        assert not await tier.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert degraded.counts["kvstore_disk"] == 1
+    assert not tier.is_durable(key(1))
+    await put(tier, 3)
+
+    assert await tier.flush()
+
+    assert [tier.is_durable(key(n)) for n in (1, 3)] == [True, True]
+    await tier.close()
+    tier = open_tier(tmp_path, capacity_bytes=8 * MIB)
+    assert tier.num_scanned_segments == 0
+    assert await have(tier, 1, 3) == [1, 3]
+    await tier.close()
