@@ -13,6 +13,7 @@ from scheduler_svc.core.load_policy import LoadPolicy
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.save_policy import BLOCKS_PER_SAVE, SaveLimits, SavePolicy
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.device_hits import DeviceHits
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 
@@ -38,6 +39,7 @@ class BlockTraffic:
         self._store = store
         self._degraded = degraded
         self._policy = LoadPolicy(info.block_bytes, info.block_size)
+        self._device_hits = DeviceHits(store)
         self._num_saves = 0
         self.no_save_runs = asyncio.Event()
         self.no_save_runs.set()
@@ -50,6 +52,7 @@ class BlockTraffic:
         request, block_size = generation.request, self._info.block_size
         keys = generation.prompt_keys(block_size)
         num_device_blocks = self._scheduler.num_device_tokens(request.root_key, keys) // block_size
+        self._device_hits.note(keys[:num_device_blocks])
         missing = keys[num_device_blocks : _num_loadable_blocks(request, block_size)]
         if not missing:
             return 0

@@ -26,3 +26,7 @@ class BlockStore(Protocol):
     async def lookup(self, keys: Sequence[BlockKey], timeout_s: float) -> list[str]:
         """The tier of each of the leading keys that the store holds; shorter than keys where it ends."""
         ...
+
+    async def note_use(self, keys: Sequence[BlockKey]) -> None:
+        """Blocks of a chain are in use on a device: not looked up, but worth keeping."""
+        ...

@@ -54,6 +54,11 @@ class BlockStoreLookup:
         response = await self._call(lambda stub: stub.LookupBlocks(request, timeout=timeout_s, metadata=self._metadata))
         return [_TIER_NAMES[tier] for tier in response.tiers] if response is not None else []
 
+    async def note_use(self, keys: Sequence[BlockKey]) -> None:
+        """See BlockStore."""
+        request = pb.LookupBlocksRequest(held_keys=keys)
+        await self._call(lambda stub: stub.LookupBlocks(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+
     async def stats(self) -> pb.GetStatsResponse | None:
         """Counters of the store; None if it fails."""
         request = pb.GetStatsRequest()

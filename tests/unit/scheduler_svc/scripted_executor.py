@@ -115,6 +115,7 @@ class ScriptedStore:
         self.reason = ""
         self.tiers = list(tiers)
         self.asked: list[list[BlockKey]] = []
+        self.used: list[list[BlockKey]] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -122,6 +123,9 @@ class ScriptedStore:
         self.asked.append(list(keys))
         await self.may_answer.wait()
         return self.tiers[: len(keys)]
+
+    async def note_use(self, keys: Sequence[BlockKey]) -> None:
+        self.used.append(list(keys))
 
 
 def make_request(name: str = "r", prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 8, **changes: Any) -> Request:
