@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TierLoad:
-    """One tier of the block store."""
+    """One tier of the block store.
+
+    Attributes:
+        unavailable_reason: why it is left alone for the moment; empty: it is not.
+    """
 
     tier: str
     capacity_bytes: int
@@ -15,6 +19,7 @@ class TierLoad:
     num_hits: int
     num_misses: int
     num_evictions: int
+    unavailable_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def tier_loads(stats: kvstore_pb.GetStatsResponse | None) -> list[pb.TierLoad]:
             num_hits=tier.num_hits,
             num_misses=tier.num_misses,
             num_evictions=tier.num_evictions,
+            unavailable_reason=tier.unavailable_reason,
         )
         for tier in (stats.tiers if stats is not None else ())
     ]

@@ -57,6 +57,9 @@ def page(before: Load, now: Load) -> RenderableType:
     parts: list[RenderableType] = [Text("\n".join(lines)), Text(), _executors(now)]
     if now.tiers:
         parts += [Text(), _tiers(now)]
+    off = [f"{tier.tier}: {tier.unavailable_reason}" for tier in now.tiers if tier.unavailable_reason]
+    if off:
+        parts += [Text(), Text(f"tiers off  {' · '.join(off)}", style="red")]
     if now.degraded:
         paths = " · ".join(f"{path} {count:,}" for path, count in sorted(now.degraded.items()))
         parts += [Text(), Text(f"degraded   {paths}", style="yellow")]

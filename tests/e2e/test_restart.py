@@ -1,4 +1,4 @@
-"""All services stopped and started again, or killed: what was on disk is used, and the tokens are those of no cache."""
+"""All services stopped and started again: what was on disk is used, and the tokens are those of no cache."""
 
 import time
 from pathlib import Path
@@ -28,33 +28,20 @@ def wait_for_blocks(stack: Stack, num_blocks: int) -> None:
         time.sleep(0.05)
 
 
-def kill_all(stack: Stack) -> None:
-    for process in stack.processes.values():
-        process.popen.kill()
-        process.popen.wait()
-
-
-@pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL"])
-def test_a_disk_hit_after_a_restart_gives_the_same_tokens(
-    model_folder: Path, prompts: Tokens, expected: Tokens, ending: str
+def test_a_disk_hit_after_a_restart_of_everything_gives_the_same_tokens(
+    model_folder: Path, prompts: Tokens, expected: Tokens
 ) -> None:
     chosen, wanted = [prompts[i] for i in ASKED], [expected[i] for i in ASKED]
-    num_blocks = sum(len(prompt) // 16 for prompt in chosen)
+    num_blocks = sum((len(prompt) - 1) // 16 for prompt in chosen)
     with running_stack(StackConfig(model_folder)) as stack:
         for _ in range(2):  # the second use is what brings blocks down, though the device has them all
             check(ask_one_by_one(stack, chosen), wanted)
-        wait_for_blocks(stack, num_blocks // 2)
-        if ending == "SIGTERM":
-            wait_for_blocks(stack, num_blocks)
-            assert set(stack.stop().values()) == {0}
-        else:
-            kill_all(stack)  # whatever of the blocks is durable by now
+        wait_for_blocks(stack, num_blocks)
+        assert set(stack.stop().values()) == {0}
         stack.start()
 
         answers = ask_one_by_one(stack, chosen)
 
         check(answers, wanted)
         from_disk = sum(answer.usage.cached_tokens_by_tier["disk"] for answer in answers)
-        if ending == "SIGTERM":
-            assert from_disk >= 0.8 * sum(len(prompt) for prompt in chosen) - 16 * len(chosen)
-        assert from_disk > 0
+        assert from_disk > 0.5 * sum(map(len, chosen)), "most prompt tokens should have come from the disk"

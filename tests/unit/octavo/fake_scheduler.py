@@ -149,7 +149,7 @@ class FakeScheduler(
             num_cached_tokens=50,
             num_output_tokens=80 * self._num_looks,
             executors=[executor] * self._num_executors,
-            tiers=[tier],
+            tiers=[tier, admin.TierLoad(tier="disk", unavailable_reason="/kv: no space left")],
             degraded={"kvstore_unavailable": 6},
             cached_tokens_by_tier={"device": 50},
         )
