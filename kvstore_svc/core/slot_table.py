@@ -255,8 +255,10 @@ class SlotTable:
         return self._tick
 
     def _use(self, block: DiskBlock) -> None:
-        block.num_uses = min(MAX_USES, block.num_uses + 1)
-        self._segments[block.record.segment_id].used_at = self._next_tick()
+        if block.num_uses < MAX_USES:
+            block.num_uses += 1
+        self._tick += 1
+        self._segments[block.record.segment_id].used_at = self._tick
 
     def _class_of(self, block: DiskBlock) -> _SlotClass:
         return self._classes[slot_bytes(block.layout.block_bytes)]
