@@ -8,12 +8,13 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.ids import BlockId, BlockKey
+from common.patience import Patience
+from executor_svc.clients.kvstore_report import OUT_OF_TIME, LoadReport, TierReading
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +26,6 @@ class SaveReport(Protocol):
     num_present: int
     num_failed: int
     reason: str
-
-
-class LoadReport(Protocol):
-    """What became of a load."""
-
-    num_loaded: int
-    num_by_tier: dict[str, int]
-    reason: str
-    seconds: float
 
 
 class BlockStore(Protocol):
@@ -48,7 +40,7 @@ class BlockStore(Protocol):
         """Stores the bytes of each block under its key."""
         ...
 
-    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], timeout_s: float) -> LoadReport:
+    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
         """Fills each memory with the block of its key, a chain that stops at the first miss."""
         ...
 
@@ -94,7 +86,7 @@ class Load:
 
     load_id: int
     blocks: Sequence[tuple[BlockKey, BlockId]]
-    timeout_s: float
+    patience: Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +106,7 @@ class LoadDone:
     num_by_tier: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     seconds: float = 0.0
+    readings: Sequence[TierReading] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +134,7 @@ class TransferThread:
         self._memory = memory
         self._store = store
         self._report = report
-        self._queue: queue.PriorityQueue[tuple[int, int, int, Load | Save | None, object]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[int, int, int, Load | Save | None, float, object]] = queue.PriorityQueue()
         self._num_submitted = 0
         self._session = 0
         self._idle = threading.Condition()
@@ -152,7 +145,8 @@ class TransferThread:
     def submit(self, session: int, transfer: Load | Save) -> None:
         """Queues a transfer of the current session."""
         self._num_submitted += 1
-        self._queue.put((0 if isinstance(transfer, Load) else 1, self._num_submitted, session, transfer, self._memory.mark()))
+        priority = 0 if isinstance(transfer, Load) else 1
+        self._queue.put((priority, self._num_submitted, session, transfer, time.monotonic(), self._memory.mark()))
 
     def start_session(self, session: int) -> None:
         """Forgets what is queued of older sessions and waits for the transfer that runs.
@@ -166,12 +160,12 @@ class TransferThread:
     def stop(self) -> None:
         """Ends the thread after the transfer that runs."""
         self.start_session(-1)
-        self._queue.put((-1, 0, 0, None, None))
+        self._queue.put((-1, 0, 0, None, 0.0, None))
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            _, _, session, transfer, after = self._queue.get()
+            _, _, session, transfer, submitted_s, after = self._queue.get()
             if transfer is None:
                 return
             with self._idle:
@@ -179,7 +173,7 @@ class TransferThread:
                     continue
                 self._busy = True
             try:
-                self._report(session, self._carry_out(transfer, after))
+                self._report(session, self._carry_out(transfer, submitted_s, after))
             except ConnectionError:
                 log.info("the front is gone; transfers end")
                 return
@@ -188,7 +182,7 @@ class TransferThread:
                     self._busy = False
                     self._idle.notify_all()
 
-    def _carry_out(self, transfer: Load | Save, after: object) -> LoadDone | SaveDone:
+    def _carry_out(self, transfer: Load | Save, submitted_s: float, after: object) -> LoadDone | SaveDone:
         outside = [block_id for _, block_id in transfer.blocks if not 0 <= block_id < self._memory.num_blocks]
         if self._store is None or outside:
             reason = f"block ids outside the pool: {outside[:8]}" if outside else "this executor has no block store"
@@ -198,7 +192,7 @@ class TransferThread:
         try:
             if isinstance(transfer, Save):
                 return self._save(self._store, transfer, after)
-            return self._load(self._store, transfer, after)
+            return self._load(self._store, transfer, submitted_s, after)
         except Exception as error:  # a bug of the client, which promises not to raise: somebody waits for the answer
             log.exception("the block store's client failed")
             if isinstance(transfer, Save):
@@ -216,23 +210,21 @@ class TransferThread:
             reason = reason or saved.reason
         return SaveDone(save.save_id, num_written, num_present, num_failed, reason)
 
-    def _load(self, store: BlockStore, load: Load, after: object) -> LoadDone:
-        started = time.monotonic()
-        num_loaded, num_by_tier, reason = 0, Counter[str](), ""
+    def _load(self, store: BlockStore, load: Load, submitted_s: float, after: object) -> LoadDone:
+        report = LoadReport()
         for keys, block_ids in self._groups(load.blocks):
-            left_s = load.timeout_s - (time.monotonic() - started)
-            if num_loaded and left_s <= 0:
-                reason = "the time was over"
+            left = load.patience.after(time.monotonic() - submitted_s, report.num_loaded)
+            if left.first_s <= 0:
+                report.reason = OUT_OF_TIME
                 break
-            loaded = store.load(list(zip(keys, self._memory.buffers(block_ids), strict=True)), left_s)
+            loaded = store.load(list(zip(keys, self._memory.buffers(block_ids), strict=True)), left)
             self._memory.write(block_ids[: loaded.num_loaded], after)
-            num_loaded += loaded.num_loaded
-            num_by_tier.update(loaded.num_by_tier)
+            report.extend(loaded)
             if loaded.num_loaded < len(block_ids):
-                reason = loaded.reason
                 break
         self._memory.finish()
-        return LoadDone(load.load_id, num_loaded, dict(num_by_tier), reason, time.monotonic() - started)
+        seconds = time.monotonic() - submitted_s
+        return LoadDone(load.load_id, report.num_loaded, report.num_by_tier, report.reason, seconds, tuple(report.readings))
 
     def _groups(self, blocks: Sequence[tuple[BlockKey, BlockId]]) -> Iterator[tuple[list[BlockKey], list[BlockId]]]:
         """The blocks of a transfer in order, as many at a time as the memory takes; one empty group of none."""

@@ -25,6 +25,7 @@ from kvstore_svc.tiers.disk_folder import DiskUnavailable
 from kvstore_svc.tiers.inventory import Inventory
 from kvstore_svc.tiers.shm import ShmTier, create_slabs
 from kvstore_svc.tiers.stack import TierStack
+from kvstore_svc.tiers.throttled import throttled
 from octavo.kvstore.v1 import kv_store_admin_service_pb2_grpc as admin_pb_grpc
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
@@ -62,7 +63,14 @@ async def serve(settings: KvStoreSettings) -> None:
             closing.push_async_callback(disk.close)
             lower.append(disk)
         admission = {"disk": Admission(settings.disk_admission_touches, _MAX_REMEMBERED_KEYS)}
-        tiers = TierStack(shm, lower, clock=clock, degraded=degraded, admission=admission)
+        tiers = TierStack(
+            shm,
+            throttled(lower, settings.throttles(), clock),
+            clock=clock,
+            degraded=degraded,
+            admission=admission,
+            limits=settings.read_limits(),
+        )
         closing.push_async_callback(tiers.close)
         service = KvStoreService(tiers, handover, clock, session_ttl_s=settings.session_ttl_s, heartbeat_s=settings.heartbeat_s)
         pb_grpc.add_KvStoreServiceServicer_to_server(service, rpc.grpc)

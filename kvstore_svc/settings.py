@@ -5,13 +5,15 @@ import os
 import tempfile
 from pathlib import Path
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from common.rpc.address import Address
 from common.rpc.security import ServerSecurity
 from common.settings import ServiceSettings, settings_config
 from common.shm.slab import MIN_SLAB_BYTES
 from common.state_folder import kv_folder
+from kvstore_svc.tiers.fills import ReadLimits
+from kvstore_svc.tiers.throttled import Throttle
 
 MAX_SLABS = 4096
 MIN_SEGMENT_BYTES = 64 << 10
@@ -48,6 +50,13 @@ class KvStoreSettings(ServiceSettings):
     disk_admission_touches: int = Field(
         2, ge=1, description="so many uses, writing it is one, make a block worth writing to disk"
     )
+    disk_deadline_s: float = Field(
+        0.05, gt=0, description="whoever got no block from the disk for so long goes without the rest of it"
+    )
+    redis_deadline_s: float = Field(0.2, gt=0, description="the same for Redis")
+    throttle: list[str] = Field(
+        default_factory=list, description="for tests: tier=bytes_per_s or tier=bytes_per_s:latency_s makes a lower tier slower"
+    )
     tls_cert: Path | None = Field(None, description="PEM file of the server's certificate")
     tls_key: Path | None = Field(None, description="PEM file of its key")
     tls_client_ca: Path | None = Field(None, description="PEM file of the authority whose certificates clients must show")
@@ -63,6 +72,21 @@ class KvStoreSettings(ServiceSettings):
         if any(not part.strip().isdigit() for part in self.allowed_uids.split(",") if part):
             raise ValueError(f"allowed-uids {self.allowed_uids!r}: expected numbers separated by commas")
         return self
+
+    @field_validator("throttle")
+    @classmethod
+    def _throttles(cls, throttle: list[str]) -> list[str]:
+        for text in throttle:
+            Throttle.parse(text)
+        return throttle
+
+    def read_limits(self) -> dict[str, ReadLimits]:
+        """How each lower tier is read."""
+        return {"disk": ReadLimits(deadline_s=self.disk_deadline_s), "redis": ReadLimits(deadline_s=self.redis_deadline_s)}
+
+    def throttles(self) -> list[Throttle]:
+        """Tiers that are made slower."""
+        return [Throttle.parse(text) for text in self.throttle]
 
     def address(self) -> Address:
         """Where to listen.

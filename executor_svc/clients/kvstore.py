@@ -15,6 +15,7 @@ import grpc
 
 from common.degraded import DegradedPaths
 from common.errors import OctavoError, StaleEpoch
+from common.patience import Patience
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity, sync_channel
 from common.rpc.status import from_rpc_error
@@ -92,12 +93,12 @@ class BlockStoreClient:
             return SaveReport(num_failed=len(blocks), reason=self._reason)
         return self._saved(statuses)
 
-    def load(self, blocks: Blocks, timeout_s: float) -> LoadReport:
+    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
         """Reads leading blocks, up to the first that is not there.
 
         Args:
             blocks: key and writable buffer of each, contiguous and block_bytes long.
-            timeout_s: a store that needs longer counts as one that has no more blocks.
+            patience: a store that needs longer counts as one that has no more blocks.
 
         Raises:
             ValueError: a buffer has another length, is not contiguous or cannot be written.
@@ -108,7 +109,7 @@ class BlockStoreClient:
         if not blocks:
             return LoadReport()
         started_s = time.monotonic()
-        report = self._with_session(lambda transfer: transfer.load(blocks, timeout_s), timeout_s)
+        report = self._with_session(lambda transfer: transfer.load(blocks, patience), patience.seconds(0))
         if report is None:
             report = LoadReport(reason=self._reason)
         elif report.reason == CORRUPT:

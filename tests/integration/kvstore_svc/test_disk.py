@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.ids import BlockKey
+from common.patience import Patience
 from executor_svc.clients.kvstore import BlockStoreClient
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from tests.integration.kvstore_svc.store_process import MIB, StoreProcess, key, wait_until
@@ -30,7 +31,7 @@ def loaded(client: BlockStoreClient, *numbers: int) -> list[bool]:
     found = []
     for number in numbers:
         into = memoryview(bytearray(4096))
-        is_there = client.load([(key(number), into)], 10.0).num_loaded == 1
+        is_there = client.load([(key(number), into)], Patience(10.0)).num_loaded == 1
         assert not is_there or into == data_of(number)
         found.append(is_there)
     return found

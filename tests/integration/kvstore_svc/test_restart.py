@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from common.degraded import DegradedPaths
 from common.errors import StaleEpoch
+from common.patience import Patience
 from common.rpc.channel import ChannelSecurity
 from common.rpc.status import from_rpc_error
 from executor_svc.clients.kvstore_session import SessionSpec, StoreSession, Transport
@@ -31,13 +32,13 @@ def test_a_client_goes_on_with_the_next_store(store: StoreProcess, transport: Tr
         dead = client.save(blocks)
         assert (dead.num_failed, dead.num_written) == (3, 0)
         assert dead.reason
-        assert client.load(into, 1.0).num_loaded == 0
+        assert client.load(into, Patience(1.0)).num_loaded == 0
         assert client.transport[0] == "none"
         assert degraded.counts["kvstore_unavailable"] > 0
 
         store.restart()
         wait_until(lambda: client.save(blocks).num_failed == 0)
-        assert client.load(into, 5.0).num_loaded == 3
+        assert client.load(into, Patience(5.0)).num_loaded == 3
         assert [bytes(data) for _, data in into] == [bytes(data) for _, data in blocks]
         assert client.transport[0] == transport
 
@@ -79,7 +80,7 @@ def test_a_client_whose_session_was_dropped_opens_another_within_the_call(store:
         store.stub.CloseSession(pb.CloseSessionRequest(session_id=session.session_id, epoch=session.epoch), timeout=5)
 
         assert client.save([(key(2), memoryview(bytes(4096)))]).num_written == 1
-        assert other.load([(key(2), memoryview(bytearray(4096)))], 5.0).num_loaded == 1
+        assert other.load([(key(2), memoryview(bytearray(4096)))], Patience(5.0)).num_loaded == 1
 
 
 def num_mapped_slabs() -> int:
@@ -103,7 +104,7 @@ def test_a_store_that_was_never_there_is_reported_and_left_alone_for_a_while(sto
     store.stop()
     degraded = DegradedPaths()
     with closing(store.client(degraded=degraded)) as client:
-        reports = [client.load([(key(1), memoryview(bytearray(4096)))], 0.5) for _ in range(50)]
+        reports = [client.load([(key(1), memoryview(bytearray(4096)))], Patience(0.5)) for _ in range(50)]
 
     assert {report.num_loaded for report in reports} == {0}
     assert all(report.reason for report in reports)

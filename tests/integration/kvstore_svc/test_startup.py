@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.patience import Patience
 from tests.integration.kvstore_svc.store_process import MIB, TIMEOUT_S, StoreProcess, key
 
 
@@ -110,4 +111,4 @@ def test_it_stops_in_good_order_though_clients_are_there(store: StoreProcess, nu
         assert store.process.wait(TIMEOUT_S) == 0
         assert not store.shm_socket.exists()
         assert "Traceback" not in store.log
-        assert client.load([(key(1), memoryview(bytearray(4096)))], 1.0).num_loaded == 0
+        assert client.load([(key(1), memoryview(bytearray(4096)))], Patience(1.0)).num_loaded == 0
