@@ -10,6 +10,7 @@ from contextlib import closing
 import grpc
 
 from common.ids import BlockKey
+from common.patience import Patience
 from octavo.kvstore.v1 import kv_store_admin_service_pb2 as admin_pb
 from octavo.kvstore.v1 import kv_store_admin_service_pb2_grpc as admin_grpc
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
@@ -121,7 +122,7 @@ def read(store: StoreProcess, numbers: list[int], promises: Promises) -> set[int
     into = memoryview(bytearray(BLOCK_BYTES))
     with closing(store.client("shm", block_bytes=BLOCK_BYTES)) as client:
         for number in numbers:
-            if client.load([(key(number), into)], _TIMEOUT_S).num_loaded:
+            if client.load([(key(number), into)], Patience(_TIMEOUT_S)).num_loaded:
                 promises.num_read += 1
                 if into != content(number):
                     raise Wrong(f"block {number}")

@@ -17,6 +17,8 @@ from common.patience import Patience
 from executor_svc.clients.kvstore_report import OUT_OF_TIME, LoadReport, TierReading
 
 log = logging.getLogger(__name__)
+_SAVED_AT_ONCE = 16
+"""A load waits for so many blocks of a save; fewer would be mostly calls to the store."""
 
 
 class SaveReport(Protocol):
@@ -121,7 +123,10 @@ class SaveDone:
 
 
 class TransferThread:
-    """Carries out loads and saves one by one, loads first: a request waits for a load, nobody for a save."""
+    """Carries out loads and saves one by one, loads first: a request waits for a load, nobody for a save.
+
+    A save that runs lets loads pass after every few blocks.
+    """
 
     def __init__(self, memory: BlockMemory, store: BlockStore | None, report: Callable[[int, LoadDone | SaveDone], None]):
         """Starts the thread.
@@ -173,7 +178,7 @@ class TransferThread:
                     continue
                 self._busy = True
             try:
-                self._report(session, self._carry_out(transfer, submitted_s, after))
+                self._report(session, self._carry_out(session, transfer, submitted_s, after))
             except ConnectionError:
                 log.info("the front is gone; transfers end")
                 return
@@ -182,7 +187,20 @@ class TransferThread:
                     self._busy = False
                     self._idle.notify_all()
 
-    def _carry_out(self, transfer: Load | Save, submitted_s: float, after: object) -> LoadDone | SaveDone:
+    def _let_loads_pass(self, session: int) -> None:
+        """Carries out the loads that came during a save."""
+        while True:
+            try:
+                queued = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            _, _, of_session, transfer, submitted_s, after = queued
+            if not isinstance(transfer, Load) or of_session != session:
+                self._queue.put(queued)
+                return
+            self._report(session, self._carry_out(session, transfer, submitted_s, after))
+
+    def _carry_out(self, session: int, transfer: Load | Save, submitted_s: float, after: object) -> LoadDone | SaveDone:
         outside = [block_id for _, block_id in transfer.blocks if not 0 <= block_id < self._memory.num_blocks]
         if self._store is None or outside:
             reason = f"block ids outside the pool: {outside[:8]}" if outside else "this executor has no block store"
@@ -191,7 +209,7 @@ class TransferThread:
             return SaveDone(transfer.save_id, num_failed=len(transfer.blocks), reason=reason)
         try:
             if isinstance(transfer, Save):
-                return self._save(self._store, transfer, after)
+                return self._save(self._store, session, transfer, after)
             return self._load(self._store, transfer, submitted_s, after)
         except Exception as error:  # a bug of the client, which promises not to raise: somebody waits for the answer
             log.exception("the block store's client failed")
@@ -199,10 +217,11 @@ class TransferThread:
                 return SaveDone(transfer.save_id, num_failed=len(transfer.blocks), reason=repr(error))
             return LoadDone(transfer.load_id, reason=repr(error))
 
-    def _save(self, store: BlockStore, save: Save, after: object) -> SaveDone:
+    def _save(self, store: BlockStore, session: int, save: Save, after: object) -> SaveDone:
         num_written = num_present = num_failed = 0
         reason = ""
-        for keys, block_ids in self._groups(save.blocks):
+        for keys, block_ids in self._groups(save.blocks, _SAVED_AT_ONCE):
+            self._let_loads_pass(session)
             saved = store.save(list(zip(keys, self._memory.read(block_ids, after), strict=True)))
             num_written += saved.num_written
             num_present += saved.num_present
@@ -212,7 +231,7 @@ class TransferThread:
 
     def _load(self, store: BlockStore, load: Load, submitted_s: float, after: object) -> LoadDone:
         report = LoadReport()
-        for keys, block_ids in self._groups(load.blocks):
+        for keys, block_ids in self._groups(load.blocks, len(load.blocks)):
             left = load.patience.after(time.monotonic() - submitted_s, report.num_loaded)
             if left.first_s <= 0:
                 report.reason = OUT_OF_TIME
@@ -226,9 +245,9 @@ class TransferThread:
         seconds = time.monotonic() - submitted_s
         return LoadDone(load.load_id, report.num_loaded, report.num_by_tier, report.reason, seconds, tuple(report.readings))
 
-    def _groups(self, blocks: Sequence[tuple[BlockKey, BlockId]]) -> Iterator[tuple[list[BlockKey], list[BlockId]]]:
-        """The blocks of a transfer in order, as many at a time as the memory takes; one empty group of none."""
-        size = max(1, self._memory.blocks_at_once)
+    def _groups(self, blocks: Sequence[tuple[BlockKey, BlockId]], most: int) -> Iterator[tuple[list[BlockKey], list[BlockId]]]:
+        """The blocks of a transfer in order, as many at a time as the memory takes, at most; one empty group of none."""
+        size = max(1, min(most, self._memory.blocks_at_once))
         for start in range(0, max(1, len(blocks)), size):
             group = blocks[start : start + size]
             yield [key for key, _ in group], [block_id for _, block_id in group]

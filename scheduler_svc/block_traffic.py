@@ -4,6 +4,7 @@ Knows the core's transfers and the store's look-up; never waits in the path of a
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 from scheduler_svc.probes import Probes
 
+log = logging.getLogger(__name__)
 _MAX_SAVES = 2
 _MIN_PREFILL_TOKENS = 32
 
@@ -129,6 +131,7 @@ class BlockTraffic:
             transfers_s=max(0.0, max((load.ends_at_s for load in self._loads.values()), default=now_s) - now_s),
         )
         decision = self._policy.decide(prompt)
+        log.debug("%s: %s; %s, expected of tiers: %s", request.request_id, prompt, decision, self._policy.speeds)
         if decision.declined_tier:
             first = prompt.tiers.index(decision.declined_tier, decision.num_blocks)
             self._probes.consider(decision.declined_tier, keys[first:])
@@ -148,6 +151,7 @@ class BlockTraffic:
             self._degraded.note("store_load_incomplete", loaded.reason)
         else:
             self._degraded.clear("store_load_incomplete")
+        log.debug("load %d: %d blocks in %.4f s %s", loaded.load_id, loaded.num_loaded, loaded.seconds, loaded.reason)
         load = self._loads.pop(loaded.load_id, None)
         if load is not None:
             for reading in loaded.tiers:

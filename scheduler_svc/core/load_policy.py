@@ -28,6 +28,8 @@ LOOKUP_SHARE = 0.025
 """Of the time to compute everything: within the slack."""
 _SHORTEST_LOOKUP_S = 0.002
 """A store that is well answers in this time, and a shorter wait would be in vain."""
+_SHORTEST_LOAD_S = 0.001
+"""No tier has a block on the device sooner."""
 _NONE = Patience(0.0)
 _UNKNOWN = Patience(0.25)
 """Before anything was computed there is nothing to compare with."""
@@ -48,7 +50,7 @@ class LoadDecision:
     declined_tier: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Prompt:
     """What is to be computed or loaded.
 
@@ -67,6 +69,12 @@ class Prompt:
     spent_s: float = 0.0
     queue_s: float = 0.0
     transfers_s: float = 0.0
+
+    def __repr__(self) -> str:
+        """In short: found blocks are counted by tier."""
+        tiers = {tier: self.tiers.count(tier) for tier in self.tiers}
+        times = f"spent {self.spent_s:.4f} s, queue {self.queue_s:.3f} s, transfers {self.transfers_s:.3f} s"
+        return f"tokens {self.begin} to {self.end}, found {tiers}, {times}"
 
 
 class LoadPolicy:
@@ -92,6 +100,8 @@ class LoadPolicy:
         if not self._prefill.is_known:
             return LoadDecision(len(prompt.tiers), _UNKNOWN)
         patience = self.patience(prompt)
+        if patience.first_s < _SHORTEST_LOAD_S:
+            return LoadDecision(0)
         compute_s = self._prefill.seconds(prompt.begin, prompt.end)
         best, best_s = 0, prompt.queue_s + compute_s
         for num_blocks, loaded_s in self._stages(prompt, patience):

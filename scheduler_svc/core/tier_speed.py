@@ -35,7 +35,10 @@ class TierSpeed:
             first_s: time to the first of them.
             seconds: time to the last of them, or to the end of the wait for another one.
         """
-        self.first_s = _average(self.first_s, seconds if num_blocks == 0 else first_s)
+        if num_blocks == 0:  # a wait that was cut says that it takes longer, not how long
+            self.first_s = max(self.first_s or 0.0, seconds)
+            return
+        self.first_s = _average(self.first_s, first_s)
         if num_blocks > 1:
             self.block_s = _average(self.block_s, (seconds - first_s) / (num_blocks - 1))
 

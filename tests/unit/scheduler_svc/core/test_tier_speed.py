@@ -37,3 +37,6 @@ def test_a_wait_in_vain_counts_as_latency() -> None:
     speed.note(0, 0.3, 0.3)
 
     assert speed.seconds(1) == pytest.approx(0.3)
+
+    speed.note(0, 0.001, 0.001)  # another one had less patience
+    assert speed.seconds(1) == pytest.approx(0.3)
