@@ -3,10 +3,10 @@
     python -m bench.throttled [--model FOLDER] [--tokens 1024] [--prompts 4] [--rates 5e6,2e7,1e8,1e9] [--latency 0]
                               [--executor-flags "..."] [--num-blocks N]
 
-Real processes. Every prompt is computed once and its blocks are written to disk; then the store is restarted with the disk throttled
-to each rate in turn, so that nothing is in shared memory, and the prompts are asked for again, in turns with new ones. A row: the tier's
-bytes per second; median and worst time to first token as multiples of the new prompts' median, and their own worst; the share of
-tokens that came from the tier; whether the answers were the same.
+Real processes. Every prompt is computed once and its blocks are written to disk; then the store is restarted with the disk
+throttled to each rate in turn, so that nothing is in shared memory, and the prompts are asked for again, in turns with new ones.
+A row: the tier's bytes per second; median and worst time to first token as multiples of the new prompts' median, and their own
+worst; the share of tokens that came from the tier; whether the answers were the same.
 """
 
 import argparse
@@ -17,18 +17,15 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-
-from octavo.kvstore.v1 import kv_store_service_pb2 as kv
-from octavo.kvstore.v1 import kv_store_service_pb2_grpc as kv_grpc
-from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc, inference_service_pb2_grpc
-from tests.e2e.stack import Answer, Stack, StackConfig, collect, greedy_request, running_stack
+from tests.e2e.stack import Answer, Stack, StackConfig, running_stack
 
 _NUM_OUTPUT_TOKENS = 4
 _DISK_BYTES = 8 << 30
+_QUIET_S = 0.5
+"""Before each request: blocks of the one before are being saved."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +54,15 @@ class ThrottledStore:
         self._rng = rng
         self._vocab = vocab
         self._prompts = prompts
-        self._num_blocks = sum((len(prompt) - 1) // block_size for prompt in prompts)
         self.cold = [self._ask(prompt) for prompt in prompts]
-        self._wait_for_disk()
+        stack.wait_disk_blocks(sum((len(prompt) - 1) // block_size for prompt in prompts))
 
     def measure(self, bytes_per_s: float, latency_s: float, num_passes: int) -> Row:
         """Asks again with the disk at this speed. Beside each prompt another one is computed, for the state of the machine."""
         loaded_s, computed_s, is_same, num_cached_tokens = [], [], True, 0
         for _ in range(num_passes):
-            self._restart_store(("--throttle", f"disk={bytes_per_s}:{latency_s}"))
-            self._flush_device()
+            self._stack.restart_store(("--throttle", f"disk={bytes_per_s}:{latency_s}"))
+            self._stack.flush_device()
             self._warm_up()
             for prompt, cold in zip(self._prompts, self.cold, strict=True):
                 computed_s.append(self._ask(self._another(len(prompt))).first_token_s)
@@ -83,42 +79,13 @@ class ThrottledStore:
         return [self._rng.randrange(10, self._vocab) for _ in range(num_tokens)]
 
     def _ask(self, prompt: list[int]) -> Answer:
-        with self._stack.channel() as channel:
-            return collect(inference_service_pb2_grpc.InferenceServiceStub(channel), greedy_request(prompt, _NUM_OUTPUT_TOKENS))
+        time.sleep(_QUIET_S)
+        return self._stack.ask(prompt, _NUM_OUTPUT_TOKENS)
 
     def _warm_up(self) -> None:
         """After its restart the executor finds the store with the next save or load; prompts of nobody make it do both."""
         for number in range(3):
             self._ask([5 + number] * 40)
-            time.sleep(0.5)
-
-    def _flush_device(self) -> None:
-        with self._stack.channel() as channel:
-            admin = admin_service_pb2_grpc.AdminServiceStub(channel)
-            admin.FlushCache(admin_service_pb2.FlushCacheRequest(include_store=False), timeout=30)
-
-    def _restart_store(self, flags: tuple[str, ...]) -> None:
-        popen = self._stack.processes["kvstore"].popen
-        popen.send_signal(signal.SIGTERM)
-        popen.wait(30)
-        before = self._stack.config
-        self._stack.config = replace(before, store_flags=(*before.store_flags, *flags))
-        self._stack.start_store()
-        self._stack.config = before
-        self._stack.wait_ready("kvstore.sock", "kvstore")
-
-    def _wait_for_disk(self, timeout_s: float = 60.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        with grpc.insecure_channel(f"unix:{self._stack.folder}/kvstore.sock") as channel:
-            store = kv_grpc.KvStoreServiceStub(channel)
-            while True:
-                stats = store.GetStats(kv.GetStatsRequest(), timeout=5)
-                num_blocks = sum(tier.num_blocks for tier in stats.tiers if tier.tier == kv.TIER_DISK)
-                if num_blocks >= self._num_blocks:
-                    return
-                if time.monotonic() > deadline_s:
-                    raise SystemExit(f"{num_blocks} of {self._num_blocks} blocks are on disk after {timeout_s:.0f} s")
-                time.sleep(0.1)
 
 
 def main() -> int:
@@ -152,7 +119,7 @@ def main() -> int:
         )
         with running_stack(config) as stack:
             for number in range(4):  # kernels are compiled, speeds are learned
-                _warm(stack, [rng.randrange(10, arguments.vocab) for _ in range(arguments.tokens // (number + 1))])
+                stack.ask([rng.randrange(10, arguments.vocab) for _ in range(arguments.tokens // (number + 1))], 1)
             store = ThrottledStore(stack, prompts, rng, arguments.vocab)
             cold_s = [answer.first_token_s for answer in store.cold]
             print(f"prompts of {arguments.tokens} tokens, computed in {statistics.median(cold_s):.3f} s (median)")
@@ -160,11 +127,6 @@ def main() -> int:
             for rate in arguments.rates.split(","):
                 print(store.measure(float(rate), arguments.latency, arguments.passes), flush=True)
     return 0
-
-
-def _warm(stack: Stack, prompt: list[int]) -> None:
-    with stack.channel() as channel:
-        collect(inference_service_pb2_grpc.InferenceServiceStub(channel), greedy_request(prompt, 1))
 
 
 def _default_model() -> Path:

@@ -17,6 +17,7 @@ from common.patience import Patience
 from executor_svc.clients.kvstore_report import OUT_OF_TIME, LoadReport, TierReading
 
 log = logging.getLogger(__name__)
+_LOOK_AFTER_S = 0.5
 _SAVED_AT_ONCE = 16
 """A load waits for so many blocks of a save; fewer would be mostly calls to the store."""
 
@@ -44,6 +45,10 @@ class BlockStore(Protocol):
 
     def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
         """Fills each memory with the block of its key, a chain that stops at the first miss."""
+        ...
+
+    def look_after(self) -> None:
+        """Called now and then while nothing travels: the next transfer should find everything ready."""
         ...
 
 
@@ -170,7 +175,12 @@ class TransferThread:
 
     def _run(self) -> None:
         while True:
-            _, _, session, transfer, submitted_s, after = self._queue.get()
+            try:
+                _, _, session, transfer, submitted_s, after = self._queue.get(timeout=_LOOK_AFTER_S)
+            except queue.Empty:
+                if self._store is not None:
+                    self._store.look_after()
+                continue
             if transfer is None:
                 return
             with self._idle:

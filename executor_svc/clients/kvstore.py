@@ -28,6 +28,7 @@ __all__ = ["BlockStoreClient", "LoadReport", "SaveReport"]
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
+_OPEN_TIMEOUT_S = 0.5
 ResultT = TypeVar("ResultT")
 
 
@@ -75,6 +76,10 @@ class BlockStoreClient:
     def connect(self, timeout_s: float) -> None:
         """Opens a session, so that transport says how blocks will travel; a store that is not there is found later."""
         self._open_session(timeout_s)
+
+    def look_after(self) -> None:
+        """Opens a session again that has ended: a load would not have the time for it."""
+        self._open_session(_OPEN_TIMEOUT_S)
 
     def save(self, blocks: Blocks) -> SaveReport:
         """Writes the blocks that the store does not have.
@@ -166,7 +171,6 @@ class BlockStoreClient:
                 self._drop("a save or load was broken off")  # or what it held would be held for ever
                 raise
             self._degraded.clear("kvstore_unavailable")
-            self._pause_s = _FIRST_PAUSE_S
             return result
         raise AssertionError("the last attempt returns")
 
@@ -182,6 +186,8 @@ class BlockStoreClient:
         except (grpc.RpcError, OctavoError) as error:
             self._pause(from_rpc_error(error) if isinstance(error, grpc.RpcError) else error)
             return None
+        self._degraded.clear("kvstore_unavailable")
+        self._pause_s = _FIRST_PAUSE_S
         if self._session.attachment is None and self._spec.transport == "auto":
             self._degraded.note("kvstore_inline", self._session.inline_reason)
         else:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 OWN_SESSION = SessionId("store")
 # Blocks of one call that are on their way up, or held, before their turn.
 _AHEAD = 16
+# At the start fewer, so that they do not slow down the first one, which decides whether there is time for the others.
+_AHEAD_AT_FIRST = 2
 DEFAULT_LOOKUP_WAIT_S = 0.03
 # Hashing this many bytes on the event loop costs less than handing them to a thread.
 _INLINE_HASH_BYTES = 256 * 1024
@@ -140,7 +142,8 @@ class TierStack:
         following = iter(keys)
         try:
             for index in range(len(keys)):
-                ahead.extend(self._begin(session, key) for key in itertools.islice(following, _AHEAD - len(ahead)))
+                num_ahead = min(_AHEAD, _AHEAD_AT_FIRST + index) - len(ahead)
+                ahead.extend(self._begin(session, key) for key in itertools.islice(following, num_ahead))
                 begun = ahead[0]
                 lease, tier = (begun, self.shm.name) if isinstance(begun, Lease) else (None, "")
                 if isinstance(begun, Fill):

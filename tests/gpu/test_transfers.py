@@ -45,6 +45,9 @@ class MemoryStore:
             self.blocks[key] = bytes(data)
         return SaveReport(num_written=len(blocks))
 
+    def look_after(self) -> None:
+        pass
+
     def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
         num_loaded = 0
         for key, data in blocks:

@@ -39,6 +39,9 @@ class MemoryStore:
             self.blocks[key] = bytes(data)
         return SaveReport(num_written=len(blocks))
 
+    def look_after(self) -> None:
+        pass
+
     def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
         self._begin("load")
         num_loaded = 0
