@@ -5,11 +5,12 @@ Knows the core's transfers and the store's look-up; never waits in the path of a
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
+from common.ids import RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc import convert
 from scheduler_svc.clients.block_store import BlockStore
@@ -22,26 +23,12 @@ from scheduler_svc.core.step_time import StepTimeModel
 from scheduler_svc.device_hits import DeviceHits
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
+from scheduler_svc.prefetches import Found, Prefetches
 from scheduler_svc.probes import Probes
 
 log = logging.getLogger(__name__)
 _MAX_SAVES = 2
 _MIN_PREFILL_TOKENS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a look-up found.
-
-    Attributes:
-        num_device_blocks: leading blocks of the prompt that were on the device.
-        tiers: of the blocks behind them.
-        asked_at_s: when the look-up began.
-    """
-
-    num_device_blocks: int
-    tiers: Sequence[str]
-    asked_at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +46,7 @@ class BlockTraffic:
 
     Args:
         step_times: of this executor, learned by whoever sees its steps.
+        on_ready: called when due_loads may have some.
     """
 
     def __init__(
@@ -70,6 +58,7 @@ class BlockTraffic:
         degraded: DegradedPaths,
         clock: Clock,
         step_times: StepTimeModel,
+        on_ready: Callable[[], None],
     ):
         self.num_arriving_tokens = 0
         self._scheduler = scheduler
@@ -82,6 +71,7 @@ class BlockTraffic:
         self._prefill = PrefillTime(step_times, scheduler.config.max_chunk_tokens)
         self._policy = LoadPolicy(info.block_size, self._prefill)
         self._probes = Probes(store, info.kv_fingerprint, info.block_bytes, self._policy, clock)
+        self._prefetches = Prefetches(store, info.kv_fingerprint, info.block_bytes, on_ready)
         self._loads: dict[int, _LoadUnderWay] = {}
         self._num_saves = 0
         self.no_save_runs = asyncio.Event()
@@ -92,6 +82,7 @@ class BlockTraffic:
         """The session is over: nothing more will be heard of what is under way."""
         self.no_save_runs.set()
         self._probes.close()
+        self._prefetches.close()
 
     async def look_up(self, generation: Generation) -> Found | None:
         """Where the prompt's leading blocks are; None: there was nothing to ask the store for, or it has nothing."""
@@ -135,15 +126,31 @@ class BlockTraffic:
         if decision.declined_tier:
             first = prompt.tiers.index(decision.declined_tier, decision.num_blocks)
             self._probes.consider(decision.declined_tier, keys[first:])
-        if not decision.num_blocks:
-            return None
-        plan = self._scheduler.begin_load(request.request_id, decision.num_blocks)
+        plan = self._scheduler.begin_load(request.request_id, decision.num_blocks) if decision.num_blocks else None
         if plan is None:
+            if decision.num_blocks or self._scheduler.next_in_line != request.request_id:  # no room, or not its turn
+                self._prefetches.begin(request, Found(begin, prompt.tiers, now_s), keys)
             return None
+        self._prefetches.drop(request.request_id)
         tiers = prompt.tiers[: len(plan.blocks)]
         load_s = sum(self._policy.speed(tier).seconds(tiers.count(tier)) for tier in set(tiers))
         self._loads[plan.load_id] = _LoadUnderWay(tiers, now_s + prompt.transfers_s + load_s)
         return convert.load_command(plan, decision.patience.at_most(self._config.store_load_timeout_s, len(plan.blocks)))
+
+    def due_loads(self) -> list[pb.RunSessionRequest]:
+        """Loads for requests that waited, whose blocks came up meanwhile or whose turn it is."""
+        commands = []
+        for request, found in self._prefetches.due(self._scheduler.next_in_line, self._clock.now()):
+            command = self.begin_load(request, found)
+            if command is not None:
+                commands.append(command)
+            elif not self._scheduler.is_queued(request.request_id):
+                self._prefetches.drop(request.request_id)
+        return commands
+
+    def forget(self, request_id: RequestId) -> None:
+        """A request has ended."""
+        self._prefetches.drop(request_id)
 
     def end_load(self, loaded: pb.BlocksLoaded) -> None:
         """A load ended, complete or not."""

@@ -183,7 +183,14 @@ class ExecutorDriver:
                     generation.output.fail(error)
                     self._on_end(generation)
         self._traffic = BlockTraffic(
-            self.scheduler, info, self._config, self._store, self._degraded, self._clock, self._run_ahead.step_times
+            self.scheduler,
+            info,
+            self._config,
+            self._store,
+            self._degraded,
+            self._clock,
+            self._run_ahead.step_times,
+            self._send_due_loads,
         )
         self.info = info
         self._link = link
@@ -202,7 +209,14 @@ class ExecutorDriver:
                 self._traffic.end_save(event.blocks_saved)
             case other:
                 raise OctavoError(f"executor {self.address}: unexpected event {other}")
+        self._send_due_loads()
         self._pump()
+
+    def _send_due_loads(self) -> None:
+        """Before the next plan: who is loaded for is not in it."""
+        if self._link is not None and self._traffic is not None:
+            for load in self._traffic.due_loads():
+                self._link.send(load)
 
     def _watch(self) -> None:
         """An executor that owes a result and says nothing is lost after a while; one that owes nothing may be silent."""
@@ -410,6 +424,8 @@ class ExecutorDriver:
     def _forget(self, generation: Generation) -> None:
         request_id = generation.request.request_id
         del self.generations[request_id]
+        if self._traffic is not None:
+            self._traffic.forget(request_id)
         if (timer := self._queue_timers.pop(request_id, None)) is not None:
             timer.cancel()
         for seq_id in generation.seq_ids:

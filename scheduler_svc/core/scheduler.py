@@ -123,6 +123,21 @@ class Scheduler:
         planned = (chunk.num_tokens for step in self._outstanding for chunk in step.chunks)
         return sum(n for n in itertools.chain(begun, planned) if n > 1)
 
+    @property
+    def next_in_line(self) -> RequestId | None:
+        """The oldest request that waits and neither loads nor waits for what others compute; None: there is none."""
+        for sequence in self._waiting:
+            state = self._requests.state_of(sequence)
+            is_awaiting = sequence.awaited_key is not None and self._pool.index.is_promised(sequence.awaited_key)
+            if state.is_queued and state.load_id is None and not is_awaiting:
+                return state.request.request_id
+        return None
+
+    def is_queued(self, request_id: RequestId) -> bool:
+        """Whether a request is here and was never admitted."""
+        state = self._requests.get(request_id)
+        return state is not None and state.is_queued
+
     def missing_keys(self, request_id: RequestId) -> tuple[BlockKey, ...]:
         """Keys of a waiting request's full prompt blocks after those that the device holds, for a look-up in the store.
 

@@ -116,6 +116,10 @@ class ScriptedStore:
         self.tiers = list(tiers)
         self.asked: list[list[BlockKey]] = []
         self.used: list[list[BlockKey]] = []
+        self.prefetched: list[list[BlockKey]] = []
+        self.num_ended_prefetches = 0
+        self.may_come = asyncio.Event()
+        self.may_come.set()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -128,8 +132,13 @@ class ScriptedStore:
         self.used.append(list(keys))
 
     async def prefetch(self, keys: Sequence[BlockKey], fingerprint: bytes, block_bytes: int) -> AsyncIterator[str]:
-        for tier in self.tiers[-len(keys) :]:
-            yield tier
+        self.prefetched.append(list(keys))
+        try:
+            for tier in self.tiers[-len(keys) :]:
+                await self.may_come.wait()
+                yield tier
+        finally:
+            self.num_ended_prefetches += 1
 
 
 def make_request(name: str = "r", prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 8, **changes: Any) -> Request:
