@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 from common.clock import Clock
 from common.ids import BlockKey
@@ -53,16 +52,16 @@ class Fill:
     """One block on its way up.
 
     Attributes:
+        lane: the tier that is asked now.
         num_waiting: readers who wait for it.
-        lane: the tier that is asked now; None before the first.
         is_reading: the tier is at work on it.
         task: ends with the name of the tier that had the block; None: nobody had it, or there is no room.
     """
 
     key: BlockKey
     layout: Layout
+    lane: Lane
     num_waiting: int = 0
-    lane: Lane | None = None
     is_reading: bool = False
     task: "asyncio.Task[str | None]" = field(init=False)
 
@@ -100,7 +99,7 @@ class Fills:
         """Begins to bring a block up, or shares in a fill that is under way. Ends with leave."""
         fill = self._fills.get(key)
         if fill is None:
-            fill = self._fills[key] = Fill(key, layout)
+            fill = self._fills[key] = Fill(key, layout, self._lanes[0])
             fill.task = asyncio.create_task(self._run(fill))
             fill.task.add_done_callback(lambda _: self._fills.pop(key, None))
         fill.num_waiting += 1
@@ -115,13 +114,12 @@ class Fills:
         until_s = self._clock.now() + timeout_s
         while not fill.task.done():
             lane, left_s = fill.lane, until_s - self._clock.now()
-            deadline_s = inf if lane is None else lane.limits.deadline_s
-            done, _ = await asyncio.wait([fill.task], timeout=max(0.0, min(left_s, deadline_s)))
+            done, _ = await asyncio.wait([fill.task], timeout=max(0.0, min(left_s, lane.limits.deadline_s)))
             if done:
                 break
-            if left_s <= deadline_s:
+            if left_s <= lane.limits.deadline_s:
                 return None
-            if lane is not None and fill.lane is lane:
+            if fill.lane is lane:
                 lane.meter.num_timeouts += 1
                 return None
         return None if fill.task.cancelled() else fill.task.result()
