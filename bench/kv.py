@@ -32,6 +32,7 @@ from bench.figures import Figures
 from common.clock import MonotonicClock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey
+from common.patience import Patience
 from common.shm.checksum import checksum
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.disk_record import slot_bytes
@@ -124,7 +125,7 @@ def shared_memory(run: Run) -> None:
 
         def load() -> None:
             blocks = [(key(first + i), there[i * run.block_bytes :][: run.block_bytes]) for i in range(run.num_blocks)]
-            assert client.load(blocks, _TIMEOUT_S).num_loaded == run.num_blocks
+            assert client.load(blocks, Patience(_TIMEOUT_S)).num_loaded == run.num_blocks
 
         def copy(into: memoryview, out: Sequence[memoryview]) -> None:
             for index, data in enumerate(out):
