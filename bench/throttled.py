@@ -23,7 +23,6 @@ from pathlib import Path
 from tests.e2e.stack import Answer, Stack, StackConfig, running_stack
 
 _NUM_OUTPUT_TOKENS = 4
-_DISK_BYTES = 8 << 30
 _QUIET_S = 0.5
 """Before each request: blocks of the one before are being saved."""
 
@@ -101,6 +100,7 @@ def main() -> int:
     parser.add_argument("--disk-dir", help="folder of the disk tier; not given: a temporary one")
     parser.add_argument("--threads", type=int, default=2, help="of the executor")
     parser.add_argument("--store-bytes", type=int, default=1 << 30, help="of shared memory")
+    parser.add_argument("--disk-bytes", type=int, default=8 << 30, help="of the disk tier")
     parser.add_argument("--executor-flags", default="", help="more flags of executor_svc")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -112,7 +112,7 @@ def main() -> int:
             model=folder,
             executor_flags=tuple(shlex.split(arguments.executor_flags)),
             store_flags=(
-                *("--disk-dir", arguments.disk_dir or parent, "--disk-capacity-bytes", str(_DISK_BYTES)),
+                *("--disk-dir", arguments.disk_dir or parent, "--disk-capacity-bytes", str(arguments.disk_bytes)),
                 *("--disk-admission-touches", "1", "--capacity-bytes", str(arguments.store_bytes)),
             ),
             num_threads=arguments.threads,
