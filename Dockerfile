@@ -83,7 +83,8 @@ FROM base AS kvstore
 COPY --from=build-light /opt/venv /opt/venv
 USER 10001:10001
 ENV OCTAVO_KVSTORE_LISTEN=unix:/run/octavo/kvstore.sock \
-    OCTAVO_KVSTORE_SHM_SOCKET=/run/octavo/kvstore.shm
+    OCTAVO_KVSTORE_SHM_SOCKET=/run/octavo/kvstore.shm \
+    OCTAVO_KVSTORE_DISK_DIR=/var/lib/octavo/kv
 HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=3 \
     CMD ["python", "-m", "common.rpc.probe", "unix:/run/octavo/kvstore.sock", "octavo.kvstore.v1.KvStoreService"]
 ENTRYPOINT ["python", "-m", "kvstore_svc"]

@@ -1,5 +1,5 @@
 # Two commands for a newcomer: make run, make test. See README.md and CONTRIBUTING.md.
-.PHONY: help run test setup check protos tables bench-cpu bench-gpu test-gpu clean
+.PHONY: help run test setup check protos tables bench-cpu bench-gpu bench-kv bench-kv-kill test-gpu clean
 
 help:
 	@echo "make run        set up, start the three services, ask one question, stop them"
@@ -10,6 +10,8 @@ help:
 	@echo "make tables     generate the tables of docs/operations.md from the code"
 	@echo "make bench-cpu  the CPU workloads against transformers"
 	@echo "make bench-gpu  the GPU workloads beside vLLM's figures, with PYTHON=python3 of a machine that has a GPU"
+	@echo "make bench-kv   each tier of the block store beside the limits of this machine"
+	@echo "make bench-kv-kill  kill -9 of the block store, 200 times; BENCH='--kills 1000' for the long form"
 	@echo "make test-gpu   the GPU tests, with PYTHON=python3 of a machine that has a GPU"
 	@echo "make clean      remove .venv and caches"
 
@@ -35,6 +37,12 @@ protos: setup
 
 bench-cpu: setup
 	@.venv/bin/python -m bench.cpu $(BENCH)
+
+bench-kv: setup
+	@.venv/bin/python -m bench.kv $(BENCH)
+
+bench-kv-kill: setup
+	@.venv/bin/python -m bench.kv_kill $(BENCH)
 
 # GPU machines bring their own PyTorch: no set-up.
 bench-gpu: PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)

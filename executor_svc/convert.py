@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from common.errors import InvalidParameter
 from common.ids import BlockId, BlockKey, SeqId
+from common.patience import Patience
 from common.token_ids import unpack_token_ids
 from executor_svc.core.plan import Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import PositionLogprobs, SamplingParams
@@ -67,7 +68,8 @@ def outcome_to_pb(outcome: StepOutcome, *, idle_s: float) -> pb.StepResult:
 
 def load_from_pb(message: pb.LoadBlocks) -> Load:
     """What to bring up from the store."""
-    return Load(message.load_id, _blocks_from_pb(message.blocks), message.timeout_s)
+    patience = Patience(message.timeout_s, message.timeout_per_block_s)
+    return Load(message.load_id, _blocks_from_pb(message.blocks), patience)
 
 
 def save_from_pb(message: pb.SaveBlocks) -> Save:
@@ -92,6 +94,10 @@ def transfer_to_pb(done: LoadDone | SaveDone) -> pb.RunSessionResponse:
         num_by_tier=done.num_by_tier,
         reason=done.reason,
         seconds=done.seconds,
+        tiers=[
+            pb.TierLoading(tier=reading.tier, num_blocks=reading.num_blocks, first_s=reading.first_s, seconds=reading.seconds)
+            for reading in done.readings
+        ],
     )
     return pb.RunSessionResponse(blocks_loaded=loaded)
 

@@ -8,14 +8,18 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.ids import BlockId, BlockKey
+from common.patience import Patience
+from executor_svc.clients.kvstore_report import OUT_OF_TIME, LoadReport, TierReading
 
 log = logging.getLogger(__name__)
+_LOOK_AFTER_S = 0.5
+_SAVED_AT_ONCE = 16
+"""A load waits for so many blocks of a save; fewer would be mostly calls to the store."""
 
 
 class SaveReport(Protocol):
@@ -25,15 +29,6 @@ class SaveReport(Protocol):
     num_present: int
     num_failed: int
     reason: str
-
-
-class LoadReport(Protocol):
-    """What became of a load."""
-
-    num_loaded: int
-    num_by_tier: dict[str, int]
-    reason: str
-    seconds: float
 
 
 class BlockStore(Protocol):
@@ -48,8 +43,12 @@ class BlockStore(Protocol):
         """Stores the bytes of each block under its key."""
         ...
 
-    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], timeout_s: float) -> LoadReport:
+    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
         """Fills each memory with the block of its key, a chain that stops at the first miss."""
+        ...
+
+    def look_after(self) -> None:
+        """Called now and then while nothing travels: the next transfer should find everything ready."""
         ...
 
 
@@ -94,7 +93,7 @@ class Load:
 
     load_id: int
     blocks: Sequence[tuple[BlockKey, BlockId]]
-    timeout_s: float
+    patience: Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +113,7 @@ class LoadDone:
     num_by_tier: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     seconds: float = 0.0
+    readings: Sequence[TierReading] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,10 @@ class SaveDone:
 
 
 class TransferThread:
-    """Carries out loads and saves one by one, loads first: a request waits for a load, nobody for a save."""
+    """Carries out loads and saves one by one, loads first: a request waits for a load, nobody for a save.
+
+    A save that runs lets loads pass after every few blocks.
+    """
 
     def __init__(self, memory: BlockMemory, store: BlockStore | None, report: Callable[[int, LoadDone | SaveDone], None]):
         """Starts the thread.
@@ -141,7 +144,7 @@ class TransferThread:
         self._memory = memory
         self._store = store
         self._report = report
-        self._queue: queue.PriorityQueue[tuple[int, int, int, Load | Save | None, object]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[int, int, int, Load | Save | None, float, object]] = queue.PriorityQueue()
         self._num_submitted = 0
         self._session = 0
         self._idle = threading.Condition()
@@ -152,7 +155,8 @@ class TransferThread:
     def submit(self, session: int, transfer: Load | Save) -> None:
         """Queues a transfer of the current session."""
         self._num_submitted += 1
-        self._queue.put((0 if isinstance(transfer, Load) else 1, self._num_submitted, session, transfer, self._memory.mark()))
+        priority = 0 if isinstance(transfer, Load) else 1
+        self._queue.put((priority, self._num_submitted, session, transfer, time.monotonic(), self._memory.mark()))
 
     def start_session(self, session: int) -> None:
         """Forgets what is queued of older sessions and waits for the transfer that runs.
@@ -166,12 +170,17 @@ class TransferThread:
     def stop(self) -> None:
         """Ends the thread after the transfer that runs."""
         self.start_session(-1)
-        self._queue.put((-1, 0, 0, None, None))
+        self._queue.put((-1, 0, 0, None, 0.0, None))
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            _, _, session, transfer, after = self._queue.get()
+            try:
+                _, _, session, transfer, submitted_s, after = self._queue.get(timeout=_LOOK_AFTER_S)
+            except queue.Empty:
+                if self._store is not None:
+                    self._store.look_after()
+                continue
             if transfer is None:
                 return
             with self._idle:
@@ -179,7 +188,7 @@ class TransferThread:
                     continue
                 self._busy = True
             try:
-                self._report(session, self._carry_out(transfer, after))
+                self._report(session, self._carry_out(session, transfer, submitted_s, after))
             except ConnectionError:
                 log.info("the front is gone; transfers end")
                 return
@@ -188,7 +197,20 @@ class TransferThread:
                     self._busy = False
                     self._idle.notify_all()
 
-    def _carry_out(self, transfer: Load | Save, after: object) -> LoadDone | SaveDone:
+    def _let_loads_pass(self, session: int) -> None:
+        """Carries out the loads that came during a save."""
+        while True:
+            try:
+                queued = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            _, _, of_session, transfer, submitted_s, after = queued
+            if not isinstance(transfer, Load) or of_session != session:
+                self._queue.put(queued)
+                return
+            self._report(session, self._carry_out(session, transfer, submitted_s, after))
+
+    def _carry_out(self, session: int, transfer: Load | Save, submitted_s: float, after: object) -> LoadDone | SaveDone:
         outside = [block_id for _, block_id in transfer.blocks if not 0 <= block_id < self._memory.num_blocks]
         if self._store is None or outside:
             reason = f"block ids outside the pool: {outside[:8]}" if outside else "this executor has no block store"
@@ -197,18 +219,19 @@ class TransferThread:
             return SaveDone(transfer.save_id, num_failed=len(transfer.blocks), reason=reason)
         try:
             if isinstance(transfer, Save):
-                return self._save(self._store, transfer, after)
-            return self._load(self._store, transfer, after)
+                return self._save(self._store, session, transfer, after)
+            return self._load(self._store, transfer, submitted_s, after)
         except Exception as error:  # a bug of the client, which promises not to raise: somebody waits for the answer
             log.exception("the block store's client failed")
             if isinstance(transfer, Save):
                 return SaveDone(transfer.save_id, num_failed=len(transfer.blocks), reason=repr(error))
             return LoadDone(transfer.load_id, reason=repr(error))
 
-    def _save(self, store: BlockStore, save: Save, after: object) -> SaveDone:
+    def _save(self, store: BlockStore, session: int, save: Save, after: object) -> SaveDone:
         num_written = num_present = num_failed = 0
         reason = ""
-        for keys, block_ids in self._groups(save.blocks):
+        for keys, block_ids in self._groups(save.blocks, _SAVED_AT_ONCE):
+            self._let_loads_pass(session)
             saved = store.save(list(zip(keys, self._memory.read(block_ids, after), strict=True)))
             num_written += saved.num_written
             num_present += saved.num_present
@@ -216,27 +239,25 @@ class TransferThread:
             reason = reason or saved.reason
         return SaveDone(save.save_id, num_written, num_present, num_failed, reason)
 
-    def _load(self, store: BlockStore, load: Load, after: object) -> LoadDone:
-        started = time.monotonic()
-        num_loaded, num_by_tier, reason = 0, Counter[str](), ""
-        for keys, block_ids in self._groups(load.blocks):
-            left_s = load.timeout_s - (time.monotonic() - started)
-            if num_loaded and left_s <= 0:
-                reason = "the time was over"
+    def _load(self, store: BlockStore, load: Load, submitted_s: float, after: object) -> LoadDone:
+        report = LoadReport()
+        for keys, block_ids in self._groups(load.blocks, len(load.blocks)):
+            left = load.patience.after(time.monotonic() - submitted_s, report.num_loaded)
+            if left.first_s <= 0:
+                report.reason = OUT_OF_TIME
                 break
-            loaded = store.load(list(zip(keys, self._memory.buffers(block_ids), strict=True)), left_s)
+            loaded = store.load(list(zip(keys, self._memory.buffers(block_ids), strict=True)), left)
             self._memory.write(block_ids[: loaded.num_loaded], after)
-            num_loaded += loaded.num_loaded
-            num_by_tier.update(loaded.num_by_tier)
+            report.extend(loaded)
             if loaded.num_loaded < len(block_ids):
-                reason = loaded.reason
                 break
         self._memory.finish()
-        return LoadDone(load.load_id, num_loaded, dict(num_by_tier), reason, time.monotonic() - started)
+        seconds = time.monotonic() - submitted_s
+        return LoadDone(load.load_id, report.num_loaded, report.num_by_tier, report.reason, seconds, tuple(report.readings))
 
-    def _groups(self, blocks: Sequence[tuple[BlockKey, BlockId]]) -> Iterator[tuple[list[BlockKey], list[BlockId]]]:
-        """The blocks of a transfer in order, as many at a time as the memory takes; one empty group of none."""
-        size = max(1, self._memory.blocks_at_once)
+    def _groups(self, blocks: Sequence[tuple[BlockKey, BlockId]], most: int) -> Iterator[tuple[list[BlockKey], list[BlockId]]]:
+        """The blocks of a transfer in order, as many at a time as the memory takes, at most; one empty group of none."""
+        size = max(1, min(most, self._memory.blocks_at_once))
         for start in range(0, max(1, len(blocks)), size):
             group = blocks[start : start + size]
             yield [key for key, _ in group], [block_id for _, block_id in group]

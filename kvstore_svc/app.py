@@ -11,17 +11,28 @@ from common.degraded import DegradedPaths
 from common.ids import Epoch
 from common.rpc.channel import MAX_MESSAGE_BYTES
 from common.rpc.server import RpcServer
+from kvstore_svc.admin import ADMIN_SERVICE, KvStoreAdminService
+from kvstore_svc.core.admission import Admission
 from kvstore_svc.core.block_store import BlockStore
 from kvstore_svc.handover import HandoverServer
 from kvstore_svc.metrics import serve_metrics
 from kvstore_svc.service import KvStoreService
 from kvstore_svc.settings import KvStoreSettings
+from kvstore_svc.tiers.absent import AbsentTier
+from kvstore_svc.tiers.base import LowerTier
+from kvstore_svc.tiers.disk import DiskTier, open_disk_tier
+from kvstore_svc.tiers.disk_folder import DiskUnavailable
+from kvstore_svc.tiers.inventory import Inventory
 from kvstore_svc.tiers.shm import ShmTier, create_slabs
 from kvstore_svc.tiers.stack import TierStack
+from kvstore_svc.tiers.throttled import throttled
+from octavo.kvstore.v1 import kv_store_admin_service_pb2_grpc as admin_pb_grpc
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
 
 log = logging.getLogger(__name__)
+# For a while after their blocks are gone; 200 bytes each.
+_MAX_REMEMBERED_KEYS = 1 << 18
 SERVICE = pb.DESCRIPTOR.services_by_name["KvStoreService"].full_name
 
 
@@ -37,7 +48,7 @@ async def serve(settings: KvStoreSettings) -> None:
         handover = HandoverServer(settings.shm_socket_path(), settings.uids(), clock)
         closing.push_async_callback(handover.close)
         handover.bind()
-        rpc = RpcServer(settings.address(), settings.security(), [SERVICE], max_message_bytes=MAX_MESSAGE_BYTES)
+        rpc = RpcServer(settings.address(), settings.security(), [SERVICE, ADMIN_SERVICE], max_message_bytes=MAX_MESSAGE_BYTES)
         shm = ShmTier(
             create_slabs(settings.capacity_bytes, settings.slab_bytes, epoch),
             epoch,
@@ -45,10 +56,26 @@ async def serve(settings: KvStoreSettings) -> None:
             quarantine_s=settings.quarantine_s,
         )
         closing.callback(shm.close)
-        tiers = TierStack(shm, [], clock=clock, degraded=DegradedPaths())
+        degraded = DegradedPaths()
+        lower: list[LowerTier] = []
+        disk = _disk_tier(settings, clock, degraded) if settings.disk_capacity_bytes != 0 else None
+        if disk is not None:
+            closing.push_async_callback(disk.close)
+            lower.append(disk)
+        admission = {"disk": Admission(settings.disk_admission_touches, _MAX_REMEMBERED_KEYS)}
+        tiers = TierStack(
+            shm,
+            throttled(lower, settings.throttles(), clock),
+            clock=clock,
+            degraded=degraded,
+            admission=admission,
+            limits=settings.read_limits(),
+        )
         closing.push_async_callback(tiers.close)
         service = KvStoreService(tiers, handover, clock, session_ttl_s=settings.session_ttl_s, heartbeat_s=settings.heartbeat_s)
         pb_grpc.add_KvStoreServiceServicer_to_server(service, rpc.grpc)
+        inventory = Inventory(tiers, disk if isinstance(disk, DiskTier) else None)
+        admin_pb_grpc.add_KvStoreAdminServiceServicer_to_server(KvStoreAdminService(inventory, clock), rpc.grpc)
         serve_metrics(settings.metrics_listen, tiers)
         background = asyncio.create_task(
             _in_background(handover.serve(shm.store, shm.fds), _expire_forever(shm.store, clock, settings.heartbeat_s))
@@ -63,9 +90,34 @@ async def serve(settings: KvStoreSettings) -> None:
         log.info("stopping")
         service.stop()
         await rpc.stop(settings.grace_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.grace_s):
+                await tiers.settle()
         background.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await background
+
+
+def _disk_tier(settings: KvStoreSettings, clock: Clock, degraded: DegradedPaths) -> DiskTier | AbsentTier:
+    """The disk tier, or what says why there is none."""
+    try:
+        disk = open_disk_tier(
+            settings.disk_folder(),
+            settings.address().target,
+            capacity_bytes=settings.disk_capacity_bytes,
+            segment_bytes=settings.disk_segment_bytes,
+            clock=clock,
+            degraded=degraded,
+        )
+    except DiskUnavailable as error:
+        degraded.note("kvstore_disk", f"no disk tier: {error}")
+        return AbsentTier("disk", str(error))
+    counts = disk.counts()
+    log.info(
+        "disk tier %s: %d blocks, %d of %d bytes; headers of %d segments were read",
+        settings.disk_folder(), counts.num_blocks, counts.used_bytes, counts.capacity_bytes, disk.num_scanned_segments,
+    )  # fmt: skip
+    return disk
 
 
 async def _in_background(*forever: Coroutine[None, None, None]) -> None:

@@ -7,11 +7,13 @@ from google.protobuf import duration_pb2
 from common.block_hash import KEY_BYTES
 from common.errors import InvalidParameter
 from common.ids import BlockKey
+from common.patience import Patience
 from common.shm.checksum import CHECKSUM_BYTES
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.block_store import Refusal
 from kvstore_svc.core.session import Lease, Session
 from kvstore_svc.tiers.base import TierCounts
+from kvstore_svc.tiers.fills import Lane
 from kvstore_svc.tiers.shm import ShmTier
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 
@@ -79,6 +81,11 @@ def layout_from_pb(layout: pb.Layout, largest_place_bytes: int) -> Layout:
     return Layout(layout.fingerprint, layout.block_bytes)
 
 
+def layout_to_pb(layout: Layout) -> pb.Layout:
+    """A layout on the wire."""
+    return pb.Layout(fingerprint=layout.fingerprint, block_bytes=layout.block_bytes)
+
+
 def client_id_from_pb(client_id: str) -> str:
     """The checked name of a client.
 
@@ -90,16 +97,27 @@ def client_id_from_pb(client_id: str) -> str:
     return client_id
 
 
-def wait_s_from_pb(wait: duration_pb2.Duration) -> float:
-    """The checked max_wait of a request.
+def wait_s_from_pb(wait: duration_pb2.Duration, field: str) -> float:
+    """A checked wait of a request.
 
     Raises:
         InvalidParameter: it is negative or too long.
     """
     seconds = wait.ToNanoseconds() / 1e9
     if not 0 <= seconds <= MAX_WAIT_S:
-        raise InvalidParameter("max_wait", f"is {seconds} s, must be 0 to {MAX_WAIT_S:.0f} s")
+        raise InvalidParameter(field, f"is {seconds} s, must be 0 to {MAX_WAIT_S:.0f} s")
     return seconds
+
+
+def patience_from_pb(request: pb.AcquireBlocksRequest | pb.GetBlocksRequest) -> Patience:
+    """How long a request waits for its blocks.
+
+    Raises:
+        InvalidParameter: a wait is negative or too long.
+    """
+    return Patience(
+        wait_s_from_pb(request.max_wait, "max_wait"), wait_s_from_pb(request.max_wait_per_block, "max_wait_per_block")
+    )
 
 
 def duration_to_pb(seconds: float) -> duration_pb2.Duration:
@@ -139,7 +157,16 @@ def tier_stats_to_pb(name: str, counts: TierCounts) -> pb.TierStats:
         num_misses=counts.num_misses,
         num_evictions=counts.num_evictions,
         num_writes=counts.num_writes,
+        unavailable_reason=counts.unavailable_reason,
     )
+
+
+def lane_stats_to_pb(lane: Lane) -> pb.TierStats:
+    """One lower tier of GetStats."""
+    stats, meter = tier_stats_to_pb(lane.tier.name, lane.tier.counts()), lane.meter
+    stats.num_verify_failures, stats.num_timeouts = meter.num_verify_failures, meter.num_timeouts
+    stats.read_bytes, stats.read_s, stats.read_latency_s = meter.read_bytes, meter.read_s, meter.latency_s
+    return stats
 
 
 def session_stats_to_pb(session: Session) -> pb.SessionStats:

@@ -91,4 +91,4 @@ class InlinePut:
         self._lease = None
         self._statuses.append(pb.BLOCK_STATUS_OK if is_committed else pb.BLOCK_STATUS_REJECTED)
         if is_committed:
-            self._tiers.committed([lease.block.key])
+            await self._tiers.committed([lease.block.key])

@@ -21,6 +21,12 @@ _COUNTERS = {
     "num_misses": "Blocks asked for and not found",
     "num_evictions": "Blocks dropped for room",
     "num_writes": "Blocks committed",
+    "num_bad": "Blocks that were not what they were kept as, found by the tier itself",
+}
+_READ_COUNTERS = {
+    "num_verify_failures": "Blocks that were found and had the wrong bytes",
+    "num_timeouts": "Readers who waited too long for the next block",
+    "read_bytes": "Bytes read",
 }
 
 
@@ -44,6 +50,27 @@ class TierCollector(Collector):
             for name, counts in by_tier.items():
                 counter.add_metric([name], getattr(counts, field))
             yield counter
+        is_up = GaugeMetricFamily("octavo_kvstore_tier_up", "1: the tier is in use; 0: it is left alone", labels=["tier"])
+        for name, counts in by_tier.items():
+            is_up.add_metric([name], not counts.unavailable_reason)
+        yield is_up
+        for field, text in _READ_COUNTERS.items():
+            counter = CounterMetricFamily(f"octavo_kvstore_{field.removeprefix('num_')}", text, labels=["tier"])
+            for lane in self._tiers.lanes:
+                counter.add_metric([lane.tier.name], getattr(lane.meter, field))
+            yield counter
+        seconds = CounterMetricFamily("octavo_kvstore_read_seconds", "With at least one read under way", labels=["tier"])
+        latency = GaugeMetricFamily("octavo_kvstore_read_latency_seconds", "Of one read, lately", labels=["tier"])
+        for lane in self._tiers.lanes:
+            seconds.add_metric([lane.tier.name], lane.meter.read_s)
+            latency.add_metric([lane.tier.name], lane.meter.latency_s)
+        yield seconds
+        yield latency
+        yield GaugeMetricFamily(
+            "octavo_kvstore_largest_free_run_bytes",
+            "Room in one piece in shared memory",
+            self._tiers.shm.places.largest_free_run_bytes,
+        )
         store = self._tiers.shm.store.counts
         yield CounterMetricFamily(
             "octavo_kvstore_checksum_mismatches", "Blocks whose bytes were not the right ones", store.num_checksum_mismatches

@@ -3,27 +3,30 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
 
 from common.clock import Clock
 from common.errors import StaleEpoch
-from common.ids import Epoch, LeaseId, SessionId
+from common.ids import BlockKey, Epoch, LeaseId, SessionId
 from common.shm.host import host_id
 from common.shm.slab import SHM_ABI
 from kvstore_svc import convert
 from kvstore_svc.core.block_store import Refusal
-from kvstore_svc.core.session import LeaseKind, Session
+from kvstore_svc.core.session import Lease, LeaseKind, Session
 from kvstore_svc.handover import HandoverServer
 from kvstore_svc.inline_put import InlinePut
-from kvstore_svc.tiers.stack import OWN_SESSION, Acquired, TierStack
+from kvstore_svc.tiers.inventory import INVENTORY_SESSION
+from kvstore_svc.tiers.stack import DEFAULT_LOOKUP_WAIT_S, OWN_SESSION, Acquired, TierStack
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
 
 log = logging.getLogger(__name__)
 INLINE_CHUNK_BYTES = 1 << 20
+OWN_SESSIONS = {OWN_SESSION, INVENTORY_SESSION}
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -121,7 +124,11 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
 
     async def LookupBlocks(self, request: pb.LookupBlocksRequest, context: Context) -> pb.LookupBlocksResponse:  # noqa: N802
         """See the proto."""
-        names = await self._tiers.lookup(convert.keys_from_pb(request.keys))
+        wait_s = DEFAULT_LOOKUP_WAIT_S
+        if request.HasField("max_wait"):
+            wait_s = convert.wait_s_from_pb(request.max_wait, "max_wait")
+        await self._tiers.touch(convert.keys_from_pb(request.held_keys))
+        names = await self._tiers.lookup(convert.keys_from_pb(request.keys), wait_s)
         return pb.LookupBlocksResponse(epoch=self._store.epoch, tiers=[convert.TIERS[name] for name in names])
 
     async def AcquireBlocks(  # noqa: N802
@@ -130,14 +137,15 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         """See the proto. A call that does not end in good order takes its leases back."""
         session = self._session(request)
         keys = convert.keys_from_pb(request.keys)
-        wait_s = convert.wait_s_from_pb(request.max_wait)
+        patience = convert.patience_from_pb(request)
         granted: list[LeaseId] = []
         is_complete = False
         try:
-            batches = self._tiers.acquire(session, keys, max_wait_s=wait_s, prefix_only=request.prefix_only)
-            async for batch in batches:
-                granted += [acquired.lease.lease_id for acquired in batch if acquired.lease is not None]
-                yield pb.AcquireBlocksResponse(results=[self._result(acquired) for acquired in batch])
+            batches = self._tiers.acquire(session, keys, patience=patience, prefix_only=request.prefix_only)
+            async with aclosing(batches):
+                async for batch in batches:
+                    granted += [acquired.lease.lease_id for acquired in batch if acquired.lease is not None]
+                    yield pb.AcquireBlocksResponse(results=[self._result(acquired) for acquired in batch])
             is_complete = True
         finally:
             if not is_complete:
@@ -159,31 +167,35 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         """See the proto."""
         session = self._session(request)
         keys = convert.keys_from_pb(request.keys)
-        deadline = self._clock.now() + convert.wait_s_from_pb(request.max_wait)
-        for index, key in enumerate(keys):
-            wait_s = max(0.0, deadline - self._clock.now())
-            async for (acquired,) in self._tiers.acquire(session, [key], max_wait_s=wait_s, prefix_only=True):
-                lease = acquired.lease
-                if lease is None:
-                    yield pb.GetBlocksResponse(key_index=index, status=pb.BLOCK_STATUS_MISS)
-                    return
-                try:
-                    if not await self._tiers.is_intact(lease.block):
-                        yield pb.GetBlocksResponse(key_index=index, status=pb.BLOCK_STATUS_MISS)
-                        return
-                    view = self._shm.view(lease.block)
-                    for start in range(0, len(view), INLINE_CHUNK_BYTES):
-                        if lease.lease_id not in session.leases:
-                            raise StaleEpoch("the session was closed while a block was sent")
-                        chunk = pb.GetBlocksResponse(
-                            key_index=index, status=pb.BLOCK_STATUS_OK, data=bytes(view[start : start + INLINE_CHUNK_BYTES])
-                        )
-                        if start == 0:
-                            chunk.block_bytes, chunk.checksum = len(view), lease.block.checksum
-                            chunk.tier = convert.TIERS[acquired.tier]
-                        yield chunk
-                finally:
-                    self._store.release(session, [lease.lease_id])
+        batches = self._tiers.acquire(session, keys, patience=convert.patience_from_pb(request), prefix_only=True)
+        granted: list[LeaseId] = []
+        try:
+            async with aclosing(batches):
+                async for batch in batches:
+                    granted += [acquired.lease.lease_id for acquired in batch if acquired.lease is not None]
+                    for acquired in batch:
+                        lease = acquired.lease
+                        if lease is None or not await self._tiers.is_intact(lease.block):
+                            yield pb.GetBlocksResponse(key_index=acquired.key_index, status=pb.BLOCK_STATUS_MISS)
+                            return
+                        for chunk in self._chunks(session, acquired.key_index, lease, acquired.tier):
+                            yield chunk
+                        self._store.release(session, [lease.lease_id])
+        finally:
+            self._store.release(session, granted)
+
+    async def PrefetchBlocks(  # noqa: N802
+        self, request: pb.PrefetchBlocksRequest, context: Context
+    ) -> AsyncIterator[pb.PrefetchBlocksResponse]:
+        """See the proto."""
+        layout = convert.layout_from_pb(request.layout, self._shm.places.largest_place_bytes)
+        names = self._tiers.prefetch(layout, convert.keys_from_pb(request.keys))
+        async with aclosing(names):
+            started_s = self._clock.now()
+            async for name in names:
+                now_s = self._clock.now()
+                yield pb.PrefetchBlocksResponse(tier=convert.TIERS[name], seconds=now_s - started_s)
+                started_s = now_s
 
     # Writing
 
@@ -191,14 +203,18 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         """See the proto."""
         session = self._session(request)
         response = pb.ReserveBlocksResponse()
+        present: list[BlockKey] = []
         for index, key in enumerate(convert.keys_from_pb(request.keys)):
             lease = self._store.reserve(session, key)
             if isinstance(lease, Refusal):
+                if lease is Refusal.PRESENT:
+                    present.append(key)
                 response.results.add(key_index=index, status=convert.REFUSALS[lease])
             else:
                 response.results.add(
                     key_index=index, status=pb.BLOCK_STATUS_OK, handle=convert.handle_to_pb(lease, self._shm), tier=pb.TIER_SHM
                 )
+        await self._tiers.touch(present)
         return response
 
     async def CommitBlocks(self, request: pb.CommitBlocksRequest, context: Context) -> pb.CommitBlocksResponse:  # noqa: N802
@@ -209,6 +225,7 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         blocks = [self._store.reservation(session, LeaseId(commit.lease_id)) for commit in request.commits]
         measured = iter(await self._tiers.measure([block for block in blocks if block is not None]))
         response = pb.CommitBlocksResponse()
+        committed: list[BlockKey] = []
         for commit, block in zip(request.commits, blocks, strict=True):
             is_committed = block is not None and self._store.commit(
                 session,
@@ -219,7 +236,8 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
             )
             response.statuses.append(pb.BLOCK_STATUS_OK if is_committed else pb.BLOCK_STATUS_REJECTED)
             if is_committed and block is not None:
-                self._tiers.committed([block.key])
+                committed.append(block.key)
+        await self._tiers.committed(committed)
         return response
 
     async def AbortBlocks(self, request: pb.AbortBlocksRequest, context: Context) -> pb.AbortBlocksResponse:  # noqa: N802
@@ -249,17 +267,30 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         return pb.GetStatsResponse(
             epoch=self._store.epoch,
             uptime_s=self._clock.now() - self._started_s,
-            tiers=[shm, *(convert.tier_stats_to_pb(tier.name, tier.counts()) for tier in self._tiers.lower)],
-            sessions=[convert.session_stats_to_pb(s) for s in self._store.sessions.values() if s.session_id != OWN_SESSION],
+            tiers=[shm, *(convert.lane_stats_to_pb(lane) for lane in self._tiers.lanes)],
+            sessions=[convert.session_stats_to_pb(s) for s in self._store.sessions.values() if s.session_id not in OWN_SESSIONS],
             num_checksum_mismatches=self._store.counts.num_checksum_mismatches,
             num_fenced_sessions=self._store.counts.num_fenced_sessions,
             num_quarantined_blocks=self._store.num_quarantined_blocks,
+            degraded=dict(self._tiers.degraded.counts),
         )
 
     async def ClearBlocks(self, request: pb.ClearBlocksRequest, context: Context) -> pb.ClearBlocksResponse:  # noqa: N802
         """See the proto."""
         num_dropped, num_kept = await self._tiers.clear(request.layout_fingerprint or None)
         return pb.ClearBlocksResponse(num_dropped=num_dropped, num_kept=num_kept)
+
+    def _chunks(self, session: Session, key_index: int, lease: Lease, tier: str) -> Iterator[pb.GetBlocksResponse]:
+        """A leased block in messages; raises StaleEpoch when the lease is taken away meanwhile."""
+        view = self._shm.view(lease.block)
+        for start in range(0, len(view), INLINE_CHUNK_BYTES):
+            if lease.lease_id not in session.leases:
+                raise StaleEpoch("the session was closed while a block was sent")
+            data = bytes(view[start : start + INLINE_CHUNK_BYTES])
+            chunk = pb.GetBlocksResponse(key_index=key_index, status=pb.BLOCK_STATUS_OK, data=data)
+            if start == 0:
+                chunk.block_bytes, chunk.checksum, chunk.tier = len(view), lease.block.checksum, convert.TIERS[tier]
+            yield chunk
 
     def _result(self, acquired: Acquired) -> pb.BlockResult:
         if acquired.lease is None:

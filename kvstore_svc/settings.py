@@ -5,14 +5,18 @@ import os
 import tempfile
 from pathlib import Path
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from common.rpc.address import Address
 from common.rpc.security import ServerSecurity
 from common.settings import ServiceSettings, settings_config
 from common.shm.slab import MIN_SLAB_BYTES
+from common.state_folder import kv_folder
+from kvstore_svc.tiers.fills import ReadLimits
+from kvstore_svc.tiers.throttled import Throttle
 
 MAX_SLABS = 4096
+MIN_SEGMENT_BYTES = 64 << 10
 
 
 class KvStoreSettings(ServiceSettings):
@@ -34,6 +38,25 @@ class KvStoreSettings(ServiceSettings):
     quarantine_s: float = Field(
         300.0, ge=0, description="memory that a silent but living process may still write is reported as lost after this time"
     )
+    disk_dir: str = Field(
+        "", description="folder of the disk tier, for this store alone; empty: of this address, below ~/.local/state/octavo/kv"
+    )
+    disk_capacity_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="room that the disk tier may take; 0: no disk tier; not set: 64 GiB, or half of what is free if less",
+    )
+    disk_segment_bytes: int = Field(256 << 20, ge=MIN_SEGMENT_BYTES, description="the disk tier grows in files of this size")
+    disk_admission_touches: int = Field(
+        2, ge=1, description="so many uses, writing it is one, make a block worth writing to disk"
+    )
+    disk_deadline_s: float = Field(
+        0.05, gt=0, description="whoever got no block from the disk for so long goes without the rest of it"
+    )
+    redis_deadline_s: float = Field(0.2, gt=0, description="the same for Redis")
+    throttle: list[str] = Field(
+        default_factory=list, description="for tests: tier=bytes_per_s or tier=bytes_per_s:latency_s makes a lower tier slower"
+    )
     tls_cert: Path | None = Field(None, description="PEM file of the server's certificate")
     tls_key: Path | None = Field(None, description="PEM file of its key")
     tls_client_ca: Path | None = Field(None, description="PEM file of the authority whose certificates clients must show")
@@ -50,6 +73,21 @@ class KvStoreSettings(ServiceSettings):
             raise ValueError(f"allowed-uids {self.allowed_uids!r}: expected numbers separated by commas")
         return self
 
+    @field_validator("throttle")
+    @classmethod
+    def _throttles(cls, throttle: list[str]) -> list[str]:
+        for text in throttle:
+            Throttle.parse(text)
+        return throttle
+
+    def read_limits(self) -> dict[str, ReadLimits]:
+        """How each lower tier is read."""
+        return {"disk": ReadLimits(deadline_s=self.disk_deadline_s), "redis": ReadLimits(deadline_s=self.redis_deadline_s)}
+
+    def throttles(self) -> list[Throttle]:
+        """Tiers that are made slower."""
+        return [Throttle.parse(text) for text in self.throttle]
+
     def address(self) -> Address:
         """Where to listen.
 
@@ -64,6 +102,10 @@ class KvStoreSettings(ServiceSettings):
             return Path(self.shm_socket)
         name = hashlib.blake2b(self.listen.encode(), digest_size=6).hexdigest()
         return Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}" / f"kvstore-{name}.shm"
+
+    def disk_folder(self) -> Path:
+        """Folder of the disk tier; by default different for every address."""
+        return Path(self.disk_dir) if self.disk_dir else kv_folder(self.listen)
 
     def uids(self) -> frozenset[int]:
         """Users that may map the shared memory."""

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TierLoad:
-    """One tier of the block store."""
+    """One tier of the block store.
+
+    Attributes:
+        num_verify_failures: blocks that were found and had the wrong bytes.
+        num_timeouts: readers who waited too long for the next block.
+        read_bytes: by the store, from a lower tier.
+        read_s: time with at least one such read under way.
+        read_latency_s: of one read, lately.
+        load_bytes_per_s: all the way to a device, as executors measured it lately; 0: not yet.
+        largest_free_run_bytes: room in one piece; of shared memory only.
+        unavailable_reason: why it is left alone for the moment; empty: it is not.
+    """
 
     tier: str
     capacity_bytes: int
@@ -15,6 +26,14 @@ class TierLoad:
     num_hits: int
     num_misses: int
     num_evictions: int
+    num_verify_failures: int
+    num_timeouts: int
+    read_bytes: int
+    read_s: float
+    read_latency_s: float
+    load_bytes_per_s: float
+    largest_free_run_bytes: int
+    unavailable_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

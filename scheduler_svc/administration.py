@@ -47,7 +47,7 @@ class EngineAdministration:
 
     async def server_info(self) -> pb.GetServerInfoResponse:
         """Versions, limits and peers."""
-        tiers = tier_loads(await self._store.stats())  # before asking whether it is connected
+        tiers = tier_loads(self._engine, await self._store.stats())  # before asking whether it is connected
         return pb.GetServerInfoResponse(
             version=__version__,
             uptime_s=self._uptime_s,
@@ -63,7 +63,7 @@ class EngineAdministration:
 
     async def load(self) -> pb.GetLoadResponse:
         """Load of now."""
-        tiers = tier_loads(await self._store.stats())
+        tiers = tier_loads(self._engine, await self._store.stats())
         return pb.GetLoadResponse(load=load_message(self._engine, tiers, self._uptime_s))
 
     async def flush_cache(self, *, include_store: bool) -> pb.FlushCacheResponse:

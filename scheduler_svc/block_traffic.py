@@ -4,20 +4,37 @@ Knows the core's transfers and the store's look-up; never waits in the path of a
 """
 
 import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from common.clock import Clock
 from common.degraded import DegradedPaths
+from common.ids import RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc import convert
 from scheduler_svc.clients.block_store import BlockStore
-from scheduler_svc.core.load_policy import LoadPolicy
+from scheduler_svc.core.load_policy import LoadPolicy, Prompt
+from scheduler_svc.core.prefill_time import PrefillTime
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.save_policy import BLOCKS_PER_SAVE, SaveLimits, SavePolicy
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step_time import StepTimeModel
+from scheduler_svc.device_hits import DeviceHits
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
+from scheduler_svc.prefetches import Found, Prefetches
+from scheduler_svc.probes import Probes
 
+log = logging.getLogger(__name__)
 _MAX_SAVES = 2
 _MIN_PREFILL_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadUnderWay:
+    tiers: Sequence[str]
+    ends_at_s: float
 
 
 class BlockTraffic:
@@ -26,10 +43,22 @@ class BlockTraffic:
     Attributes:
         num_arriving_tokens: prompt tokens of requests that are being looked up, and so are in no queue yet.
         no_save_runs: set while no save is under way.
+
+    Args:
+        step_times: of this executor, learned by whoever sees its steps.
+        on_ready: called when due_loads may have some.
     """
 
     def __init__(
-        self, scheduler: Scheduler, info: pb.ExecutorInfo, config: EngineConfig, store: BlockStore, degraded: DegradedPaths
+        self,
+        scheduler: Scheduler,
+        info: pb.ExecutorInfo,
+        config: EngineConfig,
+        store: BlockStore,
+        degraded: DegradedPaths,
+        clock: Clock,
+        step_times: StepTimeModel,
+        on_ready: Callable[[], None],
     ):
         self.num_arriving_tokens = 0
         self._scheduler = scheduler
@@ -37,39 +66,91 @@ class BlockTraffic:
         self._config = config
         self._store = store
         self._degraded = degraded
-        self._policy = LoadPolicy(info.block_bytes, info.block_size)
+        self._device_hits = DeviceHits(store)
+        self._clock = clock
+        self._prefill = PrefillTime(step_times, scheduler.config.max_chunk_tokens)
+        self._policy = LoadPolicy(info.block_size, self._prefill)
+        self._probes = Probes(store, info.kv_fingerprint, info.block_bytes, self._policy, clock)
+        self._prefetches = Prefetches(store, info.kv_fingerprint, info.block_bytes, on_ready)
+        self._loads: dict[int, _LoadUnderWay] = {}
         self._num_saves = 0
         self.no_save_runs = asyncio.Event()
         self.no_save_runs.set()
         self._saves = SavePolicy(SaveLimits.of(info.num_blocks, copies_compete=info.backend == "cpu"))
 
-    async def look_up(self, generation: Generation) -> int:
-        """How many of the prompt's leading blocks are on the device or in the store; 0 when the store was not asked."""
+    def close(self) -> None:
+        """The session is over: nothing more will be heard of what is under way."""
+        self.no_save_runs.set()
+        self._probes.close()
+        self._prefetches.close()
+
+    async def look_up(self, generation: Generation) -> Found | None:
+        """Where the prompt's leading blocks are; None: there was nothing to ask the store for, or it has nothing."""
         if not self._info.kv_transport or not self._config.prefix_caching:
-            return 0
+            return None
+        asked_at_s = self._clock.now()
         request, block_size = generation.request, self._info.block_size
         keys = generation.prompt_keys(block_size)
         num_device_blocks = self._scheduler.num_device_tokens(request.root_key, keys) // block_size
+        self._device_hits.note(keys[:num_device_blocks])
         missing = keys[num_device_blocks : _num_loadable_blocks(request, block_size)]
         if not missing:
-            return 0
+            return None
         self.num_arriving_tokens += len(request.prompt_token_ids)
         try:
-            tiers = await self._store.lookup(missing, self._config.store_lookup_timeout_s)
+            timeout_s = self._config.store_lookup_timeout_s
+            queue_s = self._prefill.seconds(0, self._scheduler.num_prefill_tokens_ahead)
+            prompt = Prompt(num_device_blocks * block_size, len(request.prompt_token_ids), (), queue_s=queue_s)
+            tiers = await self._store.lookup(missing, timeout_s, min(timeout_s, self._policy.lookup_wait_s(prompt)))
         finally:
             self.num_arriving_tokens -= len(request.prompt_token_ids)
-        return num_device_blocks + len(tiers)
+        return Found(num_device_blocks, tiers, asked_at_s) if tiers else None
 
-    def begin_load(self, request: Request, num_found_blocks: int) -> pb.RunSessionRequest | None:
-        """The command that brings up what look_up found, if that is worth it; the request waits for it."""
-        # The device may have got more of the prefix during the look-up.
-        num_missing_blocks = len(self._scheduler.missing_keys(request.request_id))
-        num_device_blocks = _num_loadable_blocks(request, self._info.block_size) - num_missing_blocks
-        num_blocks = max(0, num_found_blocks - num_device_blocks)
-        if not self._policy.should_load(num_blocks):
+    def begin_load(self, request: Request, found: Found) -> pb.RunSessionRequest | None:
+        """The command that brings up what look_up found, as far as that is worth it; the request waits for it."""
+        block_size, now_s = self._info.block_size, self._clock.now()
+        keys = self._scheduler.missing_keys(request.request_id)
+        # The device may have got more of the prefix during the look-up, or less.
+        begin = _num_loadable_blocks(request, block_size) - len(keys)
+        gone = ["shm"] * (found.num_device_blocks - begin)
+        prompt = Prompt(
+            begin=begin * block_size,
+            end=len(request.prompt_token_ids),
+            tiers=[*gone, *found.tiers[max(0, begin - found.num_device_blocks) :]][: len(keys)],
+            spent_s=now_s - found.asked_at_s,
+            queue_s=self._prefill.seconds(0, self._scheduler.num_prefill_tokens_ahead),
+            transfers_s=max(0.0, max((load.ends_at_s for load in self._loads.values()), default=now_s) - now_s),
+        )
+        decision = self._policy.decide(prompt)
+        log.debug("%s: %s; %s, expected of tiers: %s", request.request_id, prompt, decision, self._policy.speeds)
+        if decision.declined_tier:
+            first = prompt.tiers.index(decision.declined_tier, decision.num_blocks)
+            self._probes.consider(decision.declined_tier, keys[first:])
+        plan = self._scheduler.begin_load(request.request_id, decision.num_blocks) if decision.num_blocks else None
+        if plan is None:
+            if decision.num_blocks or self._scheduler.next_in_line != request.request_id:  # no room, or not its turn
+                self._prefetches.begin(request, Found(begin, prompt.tiers, now_s), keys)
             return None
-        plan = self._scheduler.begin_load(request.request_id, num_blocks)
-        return None if plan is None else convert.load_command(plan, self._config.store_load_timeout_s)
+        self._prefetches.drop(request.request_id)
+        tiers = prompt.tiers[: len(plan.blocks)]
+        load_s = sum(self._policy.speed(tier).seconds(tiers.count(tier)) for tier in set(tiers))
+        self._loads[plan.load_id] = _LoadUnderWay(tiers, now_s + prompt.transfers_s + load_s)
+        return convert.load_command(plan, decision.patience.at_most(self._config.store_load_timeout_s, len(plan.blocks)))
+
+    def due_loads(self) -> list[pb.RunSessionRequest]:
+        """Loads for requests that waited, whose blocks came up meanwhile or whose turn it is."""
+        commands = []
+        for request, found in self._prefetches.due(self._scheduler.next_in_line, self._clock.now()):
+            command = self.begin_load(request, found)
+            if command is not None:
+                commands.append(command)
+            elif not self._scheduler.is_queued(request.request_id):
+                self._prefetches.drop(request.request_id)
+        return commands
+
+    def forget(self, request_id: RequestId) -> None:
+        """A request has ended."""
+        self._prefetches.drop(request_id)
 
     def end_load(self, loaded: pb.BlocksLoaded) -> None:
         """A load ended, complete or not."""
@@ -77,7 +158,12 @@ class BlockTraffic:
             self._degraded.note("store_load_incomplete", loaded.reason)
         else:
             self._degraded.clear("store_load_incomplete")
-        self._policy.note_load(loaded.num_loaded, loaded.seconds)
+        log.debug("load %d: %d blocks in %.4f s %s", loaded.load_id, loaded.num_loaded, loaded.seconds, loaded.reason)
+        load = self._loads.pop(loaded.load_id, None)
+        if load is not None:
+            for reading in loaded.tiers:
+                tier = reading.tier or load.tiers[min(loaded.num_loaded, len(load.tiers) - 1)]
+                self._policy.speed(tier).note(reading.num_blocks, reading.first_s, reading.seconds)
         self._scheduler.end_load(loaded.load_id, loaded.num_loaded, dict(loaded.num_by_tier))
 
     def next_save(self, num_outstanding_steps: int, now_s: float) -> pb.RunSessionRequest | None:
@@ -108,10 +194,15 @@ class BlockTraffic:
             self.no_save_runs.set()
         self._scheduler.end_save(saved.save_id)
 
-    def note_step(self, num_prefill_tokens: int, forward_s: float) -> None:
-        """A step ended; those that were mostly prefill say how fast computing is."""
+    def load_bytes_per_s(self, tier: str) -> float:
+        """How fast blocks come from a tier lately; 0: not known."""
+        block_s = self._policy.speed(tier).block_s
+        return self._info.block_bytes / block_s if block_s else 0.0
+
+    def note_step(self, num_prefill_tokens: int) -> None:
+        """A step ended, and its time was learned from."""
         if num_prefill_tokens >= _MIN_PREFILL_TOKENS:
-            self._policy.note_prefill(num_prefill_tokens, forward_s)
+            self._prefill.note_prefill()
 
 
 def _num_loadable_blocks(request: Request, block_size: int) -> int:

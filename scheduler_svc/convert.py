@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from common.ids import SeqId
+from common.patience import Patience
 from common.token_ids import pack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.core import plan as core
@@ -27,11 +28,11 @@ def plan_command(plan: core.StepPlan, step_id: int) -> pb.RunSessionRequest:
     )
 
 
-def load_command(plan: core.LoadPlan, timeout_s: float) -> pb.RunSessionRequest:
+def load_command(plan: core.LoadPlan, patience: Patience) -> pb.RunSessionRequest:
     """A load of blocks from the store."""
-    return pb.RunSessionRequest(
-        load_blocks=pb.LoadBlocks(load_id=plan.load_id, blocks=_keyed_blocks(plan.blocks), timeout_s=timeout_s)
-    )
+    load = pb.LoadBlocks(load_id=plan.load_id, blocks=_keyed_blocks(plan.blocks))
+    load.timeout_s, load.timeout_per_block_s = patience.first_s, patience.per_block_s
+    return pb.RunSessionRequest(load_blocks=load)
 
 
 def save_command(plan: core.SavePlan) -> pb.RunSessionRequest:

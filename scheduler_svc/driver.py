@@ -98,6 +98,10 @@ class ExecutorDriver:
         """Gauges and counters of the core."""
         return SchedulerStats() if self.scheduler is None else self.scheduler.stats()
 
+    def load_bytes_per_s(self, tier: str) -> float:
+        """How fast blocks come from a tier lately; 0: not known."""
+        return 0.0 if self._traffic is None else self._traffic.load_bytes_per_s(tier)
+
     def candidate(self, generation: Generation) -> Candidate:
         """What placement weighs."""
         stats, num_device_tokens = self.stats(), 0
@@ -132,7 +136,7 @@ class ExecutorDriver:
             self._watchdog = None
             self._link = None
             if self._traffic is not None:
-                self._traffic.no_save_runs.set()  # their ends will not be heard of
+                self._traffic.close()
             for timer in (self._plan_timer, self._save_timer):
                 if timer is not None:
                     timer.cancel()
@@ -178,7 +182,16 @@ class ExecutorDriver:
                 except OctavoError as error:
                     generation.output.fail(error)
                     self._on_end(generation)
-        self._traffic = BlockTraffic(self.scheduler, info, self._config, self._store, self._degraded)
+        self._traffic = BlockTraffic(
+            self.scheduler,
+            info,
+            self._config,
+            self._store,
+            self._degraded,
+            self._clock,
+            self._run_ahead.step_times,
+            self._send_due_loads,
+        )
         self.info = info
         self._link = link
         self._step_offset = None
@@ -196,7 +209,14 @@ class ExecutorDriver:
                 self._traffic.end_save(event.blocks_saved)
             case other:
                 raise OctavoError(f"executor {self.address}: unexpected event {other}")
+        self._send_due_loads()
         self._pump()
+
+    def _send_due_loads(self) -> None:
+        """Before the next plan: who is loaded for is not in it."""
+        if self._link is not None and self._traffic is not None:
+            for load in self._traffic.due_loads():
+                self._link.send(load)
 
     def _watch(self) -> None:
         """An executor that owes a result and says nothing is lost after a while; one that owes nothing may be silent."""
@@ -283,7 +303,7 @@ class ExecutorDriver:
         self.totals.num_steps += 1
         self.totals.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
         self.totals.idle_s += timings.idle_s
-        self._traffic.note_step(plan.work.num_prefill_tokens, timings.forward_s)
+        self._traffic.note_step(plan.work.num_prefill_tokens)
         step_s = timings.prepare_s + timings.forward_s + timings.sample_s
         self._run_ahead.note_ended(step_s, timings.idle_s, self._clock.now())
         updates = self.scheduler.apply(plan.step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
@@ -316,12 +336,12 @@ class ExecutorDriver:
         Raises:
             QueueFull, KvPoolTooSmall: see Scheduler.add.
         """
-        num_found_blocks = await self._traffic.look_up(generation) if self._traffic is not None else 0
+        found = await self._traffic.look_up(generation) if self._traffic is not None else None
         if generation.output.is_over:  # cancelled during the look-up
             return
         self.adopt(generation)
-        if self._link is not None and self._traffic is not None and num_found_blocks:
-            load = self._traffic.begin_load(generation.request, num_found_blocks)
+        if self._link is not None and self._traffic is not None and found is not None:
+            load = self._traffic.begin_load(generation.request, found)
             if load is not None:
                 self._link.send(load)
 
@@ -404,6 +424,8 @@ class ExecutorDriver:
     def _forget(self, generation: Generation) -> None:
         request_id = generation.request.request_id
         del self.generations[request_id]
+        if self._traffic is not None:
+            self._traffic.forget(request_id)
         if (timer := self._queue_timers.pop(request_id, None)) is not None:
             timer.cancel()
         for seq_id in generation.seq_ids:

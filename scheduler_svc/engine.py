@@ -232,6 +232,11 @@ class Engine:
         """
         return sum(driver.scheduler.flush_cache() for driver in self.drivers if driver.scheduler is not None)
 
+    def load_bytes_per_s(self, tier: str) -> float:
+        """How fast blocks come from a tier to the devices lately; 0: not known."""
+        speeds = [speed for driver in self.drivers if (speed := driver.load_bytes_per_s(tier))]
+        return sum(speeds) / len(speeds) if speeds else 0.0
+
     async def saves_end(self, timeout_s: float) -> None:
         """Waits until no block is on its way to the store, but not longer than that."""
         try:

@@ -16,4 +16,4 @@ class EngineConfig:
     executor_lost_timeout_s: float = 30.0
     step_timeout_s: float = 300.0
     store_lookup_timeout_s: float = 0.05
-    store_load_timeout_s: float = 2.0
+    store_load_timeout_s: float = 30.0

@@ -33,20 +33,32 @@ def load_message(engine: Engine, tiers: Iterable[pb.TierLoad], uptime_s: float) 
     )
 
 
-def tier_loads(stats: kvstore_pb.GetStatsResponse | None) -> list[pb.TierLoad]:
+def tier_loads(engine: Engine, stats: kvstore_pb.GetStatsResponse | None) -> list[pb.TierLoad]:
     """Load of the block store by tier; empty when it does not answer."""
     return [
         pb.TierLoad(
-            tier=kvstore_pb.Tier.Name(tier.tier).removeprefix("TIER_").lower(),
+            tier=_tier_name(tier),
             capacity_bytes=tier.capacity_bytes,
             used_bytes=tier.used_bytes,
             num_blocks=tier.num_blocks,
             num_hits=tier.num_hits,
             num_misses=tier.num_misses,
             num_evictions=tier.num_evictions,
+            unavailable_reason=tier.unavailable_reason,
+            num_verify_failures=tier.num_verify_failures,
+            num_timeouts=tier.num_timeouts,
+            read_bytes=tier.read_bytes,
+            read_s=tier.read_s,
+            read_latency_s=tier.read_latency_s,
+            load_bytes_per_s=engine.load_bytes_per_s(_tier_name(tier)),
+            largest_free_run_bytes=tier.largest_free_run_bytes,
         )
         for tier in (stats.tiers if stats is not None else ())
     ]
+
+
+def _tier_name(tier: kvstore_pb.TierStats) -> str:
+    return kvstore_pb.Tier.Name(tier.tier).removeprefix("TIER_").lower()
 
 
 def _executor_load(driver: ExecutorDriver, stats: SchedulerStats) -> pb.ExecutorLoad:

@@ -54,7 +54,7 @@ class SchedulerSettings(ServiceSettings):
     executor_lost_timeout_s: float = Field(30.0, ge=0, description="how long running requests wait for a lost executor")
     step_timeout_s: float = Field(300.0, gt=0, description="an executor that has no result of a step by then is lost")
     store_lookup_timeout_s: float = Field(0.05, gt=0, description="longest look-up in the block store, then it is a miss")
-    store_load_timeout_s: float = Field(2.0, gt=0, description="longest load of blocks, then the rest is computed")
+    store_load_timeout_s: float = Field(30.0, gt=0, description="longest load of blocks; what does not pay is cut earlier")
 
     @field_validator("executors")
     @classmethod

@@ -312,8 +312,15 @@ def store_problems(container: Container, compose: Compose) -> Iterator[str]:
     slab_bytes = container.settings.capacity_bytes if isinstance(container.settings, KvStoreSettings) else 0
     if limit_bytes < slab_bytes + (1 << 30):
         yield f"mem_limit {limit_bytes} does not cover {slab_bytes} bytes of slabs and 1 GiB for the process"
+    disk_dir = container.settings.disk_dir if isinstance(container.settings, KvStoreSettings) else ""
+    if not disk_dir.startswith("/"):
+        yield "disk_dir names no folder in a volume"
     for path in _paths(container):
         options = compose.volumes.get(container.service.mounted(path) or "", {}).get("driver_opts", {})
+        if path == disk_dir:
+            if options.get("type") == "tmpfs":
+                yield f"the volume of {path} is in memory"
+            continue
         wanted = {"mode=0750", "uid=10001", "gid=10001"}
         if options.get("type") != "tmpfs" or not wanted <= set(str(options.get("o", "")).split(",")):
             yield f"the volume of {path} is no tmpfs with {','.join(sorted(wanted))}"

@@ -15,6 +15,7 @@ import grpc
 
 from common.degraded import DegradedPaths
 from common.errors import OctavoError, StaleEpoch
+from common.patience import Patience
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity, sync_channel
 from common.rpc.status import from_rpc_error
@@ -27,6 +28,7 @@ __all__ = ["BlockStoreClient", "LoadReport", "SaveReport"]
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
+_OPEN_TIMEOUT_S = 0.5
 ResultT = TypeVar("ResultT")
 
 
@@ -75,6 +77,10 @@ class BlockStoreClient:
         """Opens a session, so that transport says how blocks will travel; a store that is not there is found later."""
         self._open_session(timeout_s)
 
+    def look_after(self) -> None:
+        """Opens a session again that has ended: a load would not have the time for it."""
+        self._open_session(_OPEN_TIMEOUT_S)
+
     def save(self, blocks: Blocks) -> SaveReport:
         """Writes the blocks that the store does not have.
 
@@ -92,12 +98,12 @@ class BlockStoreClient:
             return SaveReport(num_failed=len(blocks), reason=self._reason)
         return self._saved(statuses)
 
-    def load(self, blocks: Blocks, timeout_s: float) -> LoadReport:
+    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
         """Reads leading blocks, up to the first that is not there.
 
         Args:
             blocks: key and writable buffer of each, contiguous and block_bytes long.
-            timeout_s: a store that needs longer counts as one that has no more blocks.
+            patience: a store that needs longer counts as one that has no more blocks.
 
         Raises:
             ValueError: a buffer has another length, is not contiguous or cannot be written.
@@ -108,7 +114,7 @@ class BlockStoreClient:
         if not blocks:
             return LoadReport()
         started_s = time.monotonic()
-        report = self._with_session(lambda transfer: transfer.load(blocks, timeout_s), timeout_s)
+        report = self._with_session(lambda transfer: transfer.load(blocks, patience), patience.seconds(0))
         if report is None:
             report = LoadReport(reason=self._reason)
         elif report.reason == CORRUPT:
@@ -165,7 +171,6 @@ class BlockStoreClient:
                 self._drop("a save or load was broken off")  # or what it held would be held for ever
                 raise
             self._degraded.clear("kvstore_unavailable")
-            self._pause_s = _FIRST_PAUSE_S
             return result
         raise AssertionError("the last attempt returns")
 
@@ -181,6 +186,8 @@ class BlockStoreClient:
         except (grpc.RpcError, OctavoError) as error:
             self._pause(from_rpc_error(error) if isinstance(error, grpc.RpcError) else error)
             return None
+        self._degraded.clear("kvstore_unavailable")
+        self._pause_s = _FIRST_PAUSE_S
         if self._session.attachment is None and self._spec.transport == "auto":
             self._degraded.note("kvstore_inline", self._session.inline_reason)
         else:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+OUT_OF_TIME = "the time was over"
+
 
 @dataclass
 class SaveReport:
@@ -21,6 +23,23 @@ class SaveReport:
 
 
 @dataclass
+class TierReading:
+    """How one tier did in a load.
+
+    Attributes:
+        tier: its name; empty: the wait for a block that did not come.
+        num_blocks: that it had.
+        first_s: time to the first of them, from the block before.
+        seconds: time to each of them, from the block before, in all.
+    """
+
+    tier: str
+    num_blocks: int
+    first_s: float
+    seconds: float
+
+
+@dataclass
 class LoadReport:
     """What became of the blocks of one load.
 
@@ -29,14 +48,39 @@ class LoadReport:
         num_by_tier: of them, by the tier they were found in.
         reason: why it is not all; empty if it is.
         seconds: that it took.
+        readings: the same by tier, with times.
     """
 
     num_loaded: int = 0
     num_by_tier: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     seconds: float = 0.0
+    readings: list[TierReading] = field(default_factory=list)
 
-    def add(self, tier: str) -> None:
-        """One more leading block is loaded."""
+    def add(self, tier: str, seconds: float) -> None:
+        """One more leading block is loaded, so long after the one before."""
         self.num_loaded += 1
         self.num_by_tier[tier] = self.num_by_tier.get(tier, 0) + 1
+        self._read(TierReading(tier, 1, seconds, seconds))
+
+    def waited(self, seconds: float) -> None:
+        """The next block did not come in this time."""
+        self._read(TierReading("", 0, seconds, seconds))
+
+    def extend(self, other: "LoadReport") -> None:
+        """The blocks behind these were loaded, or not."""
+        self.num_loaded += other.num_loaded
+        for tier, num_blocks in other.num_by_tier.items():
+            self.num_by_tier[tier] = self.num_by_tier.get(tier, 0) + num_blocks
+        for reading in other.readings:
+            self._read(reading)
+        self.reason = other.reason
+        self.seconds += other.seconds
+
+    def _read(self, reading: TierReading) -> None:
+        for known in self.readings:
+            if known.tier == reading.tier:
+                known.num_blocks += reading.num_blocks
+                known.seconds += reading.seconds
+                return
+        self.readings.append(reading)

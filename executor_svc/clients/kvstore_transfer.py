@@ -12,10 +12,12 @@ import numpy as np
 
 from common.errors import OctavoError
 from common.ids import BlockKey
+from common.patience import Patience
 from common.rpc.status import from_rpc_error
 from common.shm.attachment import Attachment
 from common.shm.checksum import checksum
-from executor_svc.clients.kvstore_report import LoadReport
+from executor_svc.clients.call_deadline import CallDeadline
+from executor_svc.clients.kvstore_report import OUT_OF_TIME, LoadReport
 from executor_svc.clients.kvstore_session import CALL_TIMEOUT_S, StoreSession
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 
@@ -23,7 +25,7 @@ Blocks = Sequence[tuple[BlockKey, memoryview]]
 Statuses = list["pb.BlockStatus.ValueType"]
 CORRUPT = "bytes differ from their checksum"
 _TIER_NAMES = {pb.TIER_SHM: "shm", pb.TIER_DISK: "disk", pb.TIER_REDIS: "redis"}
-# The store answers before the client gives up on it, so that a slow tier costs a miss and not the session.
+# The store answers before the client gives up on it, so that a slow tier costs a miss and not the call.
 _SHARE_OF_TIMEOUT = 0.8
 _INLINE_TIMEOUT_S = 30.0
 
@@ -35,7 +37,7 @@ class Transfer(Protocol):
         """Writes blocks; one status each. Raises grpc.RpcError."""
         ...
 
-    def load(self, blocks: Blocks, timeout_s: float) -> LoadReport:
+    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
         """Reads leading blocks and verifies them. Raises grpc.RpcError if the store failed before the first was there."""
         ...
 
@@ -79,28 +81,31 @@ class ShmTransfer:
                 statuses[position] = status
         return statuses
 
-    def load(self, blocks: Blocks, timeout_s: float) -> LoadReport:
+    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
         """See Transfer."""
         session = self._session
         request = pb.AcquireBlocksRequest(
             session_id=session.session_id, epoch=session.epoch, keys=[key for key, _ in blocks], prefix_only=True
         )
-        request.max_wait.FromMilliseconds(int(1000 * timeout_s * _SHARE_OF_TIMEOUT))
+        _set_patience(request, patience)
         release = pb.ReleaseBlocksRequest(session_id=session.session_id, epoch=session.epoch)
         report = LoadReport()
         try:
-            for response in session.stub.AcquireBlocks(request, timeout=timeout_s, metadata=session.metadata):
-                for result in response.results:
-                    if result.status != pb.BLOCK_STATUS_OK:
-                        continue
-                    release.lease_ids.append(result.handle.lease_id)
-                    if not report.reason:
+            with CallDeadline(session.stub.AcquireBlocks(request, metadata=session.metadata), patience) as deadline:
+                for response in deadline.responses():
+                    for result in response.results:
+                        if result.status != pb.BLOCK_STATUS_OK:
+                            continue
+                        release.lease_ids.append(result.handle.lease_id)
+                        if report.reason or deadline.is_over:
+                            continue
                         report.reason = self._read(result, blocks[result.key_index][1])
                         if not report.reason:
-                            report.add(_TIER_NAMES[result.tier])
+                            report.add(_TIER_NAMES[result.tier], deadline.extend())
                         elif report.reason == CORRUPT:
                             release.suspect_lease_ids.append(result.handle.lease_id)
-            if release.lease_ids:
+            _note_end(report, deadline, len(blocks))
+            if release.lease_ids and not deadline.was_cancelled:  # else the store has taken them back
                 session.stub.ReleaseBlocks(release, timeout=CALL_TIMEOUT_S, metadata=session.metadata)
         except grpc.RpcError as error:
             _keep_or_raise(session, report, error)
@@ -141,35 +146,34 @@ class InlineTransfer:
             statuses += session.stub.PutBlocks(chunks, timeout=_INLINE_TIMEOUT_S, metadata=session.metadata).statuses
         return statuses
 
-    def load(self, blocks: Blocks, timeout_s: float) -> LoadReport:
+    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
         """See Transfer."""
         session = self._session
         request = pb.GetBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[key for key, _ in blocks])
-        request.max_wait.FromMilliseconds(int(1000 * timeout_s * _SHARE_OF_TIMEOUT))
+        _set_patience(request, patience)
         report = LoadReport()
         num_bytes, expected, tier = 0, b"", ""
-        call = session.stub.GetBlocks(request, timeout=timeout_s, metadata=session.metadata)
         try:
-            for chunk in call:
-                if chunk.status != pb.BLOCK_STATUS_OK:
-                    break
-                into = blocks[chunk.key_index][1].cast("B")
-                if chunk.block_bytes:
-                    num_bytes, expected, tier = 0, chunk.checksum, _TIER_NAMES[chunk.tier]
-                end = num_bytes + len(chunk.data)
-                if end > into.nbytes:
-                    raise OctavoError(f"the store sent more than the {into.nbytes} bytes of a block")
-                into[num_bytes:end] = chunk.data
-                num_bytes = end
-                if num_bytes == into.nbytes:
-                    if checksum(into) != expected:
-                        report.reason = CORRUPT
+            with CallDeadline(session.stub.GetBlocks(request, metadata=session.metadata), patience) as deadline:
+                for chunk in deadline.responses():
+                    if chunk.status != pb.BLOCK_STATUS_OK or deadline.is_over:
                         break
-                    report.add(tier)
+                    into = blocks[chunk.key_index][1].cast("B")
+                    if chunk.block_bytes:
+                        num_bytes, expected, tier = 0, chunk.checksum, _TIER_NAMES[chunk.tier]
+                    end = num_bytes + len(chunk.data)
+                    if end > into.nbytes:
+                        raise OctavoError(f"the store sent more than the {into.nbytes} bytes of a block")
+                    into[num_bytes:end] = chunk.data
+                    num_bytes = end
+                    if num_bytes == into.nbytes:
+                        if checksum(into) != expected:
+                            report.reason = CORRUPT
+                            break
+                        report.add(tier, deadline.extend())
+            _note_end(report, deadline, len(blocks))
         except grpc.RpcError as error:
             _keep_or_raise(session, report, error)
-        finally:
-            call.cancel()
         return report
 
     def _chunks(self, blocks: Blocks) -> Iterator[pb.PutBlocksRequest]:
@@ -187,6 +191,18 @@ class InlineTransfer:
 def _copy(into: memoryview, data: memoryview) -> None:
     """At memory speed; numpy lets other threads run meanwhile."""
     np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(data, np.uint8))
+
+
+def _set_patience(request: pb.AcquireBlocksRequest | pb.GetBlocksRequest, patience: Patience) -> None:
+    request.max_wait.FromMicroseconds(max(0, int(1e6 * patience.first_s * _SHARE_OF_TIMEOUT)))
+    request.max_wait_per_block.FromMicroseconds(int(1e6 * patience.per_block_s))
+
+
+def _note_end(report: LoadReport, deadline: CallDeadline, num_blocks: int) -> None:
+    """What is to be said of the block that did not come, if one did not."""
+    if report.num_loaded < num_blocks and report.reason != CORRUPT:
+        report.waited(deadline.waited_s)
+        report.reason = report.reason or (OUT_OF_TIME if deadline.is_over else "")
 
 
 def _keep_or_raise(session: StoreSession, report: LoadReport, error: grpc.RpcError) -> None:

@@ -316,6 +316,10 @@ class BlockStore:
 
     # Looking
 
+    def blocks(self) -> list[Block]:
+        """Readable blocks, without leases: good until the caller lets others run."""
+        return list(self._committed.values())
+
     @property
     def num_blocks(self) -> int:
         """Readable blocks."""

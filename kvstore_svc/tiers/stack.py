@@ -6,24 +6,34 @@ A block that comes up from below is verified before anybody gets it; one that fa
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey, SessionId
+from common.patience import Patience
+from common.shm.checksum import checksum
+from kvstore_svc.core.admission import Admission
 from kvstore_svc.core.block import Block, BlockState, Layout
-from kvstore_svc.core.block_store import Refusal
 from kvstore_svc.core.session import Lease, Session
 from kvstore_svc.tiers.base import LowerTier
+from kvstore_svc.tiers.fills import Fill, Fills, Lane, ReadLimits
 from kvstore_svc.tiers.shm import ShmTier
+from kvstore_svc.tiers.write_behind import WriteBehind
 
 log = logging.getLogger(__name__)
 # Of the store itself; no client has it, theirs are random.
 OWN_SESSION = SessionId("store")
-_MAX_WRITES_DOWN = 256
+# Blocks of one call that are on their way up, or held, before their turn.
+_AHEAD = 16
+# At the start fewer, so that they do not slow down the first one, which decides whether there is time for the others.
+_AHEAD_AT_FIRST = 2
+DEFAULT_LOOKUP_WAIT_S = 0.03
 # Hashing this many bytes on the event loop costs less than handing them to a thread.
 _INLINE_HASH_BYTES = 256 * 1024
 
@@ -45,29 +55,55 @@ class TierStack:
         lower: the others, fastest first.
         clock: for deadlines.
         degraded: counts what was not written down.
+        admission: by the name of a lower tier, which blocks are worth writing to it; without: those that are new.
+        limits: by the name of a lower tier, how it is read.
+
+    Attributes:
+        lanes: the lower tiers with the figures of their reads.
     """
 
-    def __init__(self, shm: ShmTier, lower: Sequence[LowerTier], *, clock: Clock, degraded: DegradedPaths):
+    def __init__(
+        self,
+        shm: ShmTier,
+        lower: Sequence[LowerTier],
+        *,
+        clock: Clock,
+        degraded: DegradedPaths,
+        admission: Mapping[str, Admission] | None = None,
+        limits: Mapping[str, ReadLimits] | None = None,
+    ):
         self.shm = shm
         self.lower = tuple(lower)
+        self.degraded = degraded
         self._clock = clock
-        self._degraded = degraded
         # Blocks on their way up or down are held by this session, which has no process behind it and never expires.
         self._own = shm.store.open_session(OWN_SESSION, "store", Layout(b"", 0), inf)
-        self._filling: dict[BlockKey, asyncio.Task[str | None]] = {}
-        self._writing_down: set[asyncio.Task[None]] = set()
+        admission = admission or {}
+        down = [WriteBehind(shm, tier, self._own, degraded) for tier in self.lower]
+        self._new_down = [behind for behind in down if behind.tier.name not in admission]
+        self._touched_down = [(behind, admission[behind.tier.name]) for behind in down if behind.tier.name in admission]
+        self._down = down
+        self.lanes = [Lane(tier, (limits or {}).get(tier.name, ReadLimits())) for tier in self.lower]
+        self._fills = Fills(shm, self._own, self.lanes, self.measure, self.touch, clock)
 
-    async def lookup(self, keys: Sequence[BlockKey]) -> list[str]:
-        """Names of the tiers of the leading keys that are present."""
+    async def lookup(self, keys: Sequence[BlockKey], max_wait_s: float = DEFAULT_LOOKUP_WAIT_S) -> list[str]:
+        """Names of the tiers of the leading keys that are present.
+
+        Args:
+            keys: of a chain.
+            max_wait_s: a tier that has not said by then what it has, has nothing: a look-up is in the way of a request.
+        """
         found: list[str] = []
         for key in keys:
             if not self.shm.store.contains(key):
                 break
             found.append(self.shm.name)
+        if self._touched_down:
+            await self.touch(keys[: len(found)])
         if not self.lower or len(found) == len(keys):
             return found
         rest = keys[len(found) :]
-        below = [await tier.contains(rest) for tier in self.lower]
+        below = await asyncio.gather(*(self._contains(lane, rest, max_wait_s) for lane in self.lanes))
         for position, key in enumerate(rest):
             if self.shm.store.contains(key):
                 found.append(self.shm.name)
@@ -78,40 +114,102 @@ class TierStack:
             found.append(name)
         return found
 
+    async def _contains(self, lane: Lane, keys: Sequence[BlockKey], max_wait_s: float) -> list[bool]:
+        """What a tier says it has; nothing, if it does not say so in time."""
+        try:
+            async with asyncio.timeout(max_wait_s):
+                return await lane.tier.contains(keys)
+        except TimeoutError:
+            lane.meter.num_timeouts += 1
+            return [False] * len(keys)
+
     async def acquire(
-        self, session: Session, keys: Sequence[BlockKey], *, max_wait_s: float, prefix_only: bool
-    ) -> AsyncIterator[list[Acquired]]:
+        self, session: Session, keys: Sequence[BlockKey], *, patience: Patience, prefix_only: bool
+    ) -> AsyncGenerator[list[Acquired], None]:
         """Read leases in the order of the keys, as soon as each batch is in shared memory.
 
         Args:
             session: who reads.
             keys: of the blocks.
-            max_wait_s: blocks that are not in shared memory by then are misses.
+            patience: blocks that are not in shared memory by then are misses.
             prefix_only: end at the first miss, which is part of the answer.
         """
-        deadline = self._clock.now() + max_wait_s
+        started_s, num_acquired = self._clock.now(), 0
+        if self._touched_down:
+            await self.touch([key for key in keys if self.shm.store.contains(key)])
         ready: list[Acquired] = []
-        for index, key in enumerate(keys):
-            lease, tier = self.shm.store.acquire(session, key), self.shm.name
-            if lease is None and self.lower:
-                if ready:
-                    yield ready
-                    ready = []
-                filled_from = await self._fill(key, session.layout, deadline - self._clock.now())
-                block = self.shm.store.committed_block(key)
-                if block is not None:
-                    lease, tier = self.shm.store.hold(session, block), filled_from or self.shm.name
-            ready.append(Acquired(index, lease, tier if lease is not None else ""))
-            if lease is None and prefix_only:
-                break
-        if ready:
-            yield ready
+        ahead: deque[Lease | Fill | None] = deque()
+        following = iter(keys)
+        try:
+            for index in range(len(keys)):
+                num_ahead = min(_AHEAD, _AHEAD_AT_FIRST + index) - len(ahead)
+                ahead.extend(self._begin(session, key) for key in itertools.islice(following, num_ahead))
+                begun = ahead[0]
+                lease, tier = (begun, self.shm.name) if isinstance(begun, Lease) else (None, "")
+                if isinstance(begun, Fill):
+                    if ready and not begun.task.done():
+                        yield ready
+                        ready = []
+                    left_s = started_s + patience.seconds(num_acquired) - self._clock.now()
+                    filled_from = await self._fills.wait(begun, left_s)
+                    block = self.shm.store.committed_block(begun.key)
+                    if block is not None:
+                        lease, tier = self.shm.store.hold(session, block), filled_from or self.shm.name
+                    self._fills.leave(begun)
+                ahead.popleft()
+                ready.append(Acquired(index, lease, tier))
+                num_acquired += lease is not None
+                if lease is None and prefix_only:
+                    break
+            if ready:
+                yield ready
+        finally:
+            for begun in ahead:
+                if isinstance(begun, Fill):
+                    self._fills.leave(begun)
+                elif begun is not None:
+                    self.shm.store.release(session, [begun.lease_id])
+
+    async def prefetch(self, layout: Layout, keys: Sequence[BlockKey]) -> AsyncGenerator[str, None]:
+        """Brings leading blocks up into shared memory for somebody who will ask for them; holds none of them.
+
+        Yields:
+            The tier that each was in, in order; ends at the first that is in none or does not come in its tier's time.
+        """
+        ahead: deque[Fill | None] = deque()
+        following = iter(keys)
+        try:
+            for key in keys:
+                for other in itertools.islice(following, _AHEAD - len(ahead)):
+                    is_here = self.shm.store.contains(other) or not self.lower
+                    ahead.append(None if is_here else self._fills.join(other, layout))
+                fill = ahead[0]
+                name = await self._fills.wait(fill, inf) if fill is not None else None
+                if fill is not None:
+                    self._fills.leave(fill)
+                ahead.popleft()
+                if not self.shm.store.contains(key):
+                    return
+                yield name or self.shm.name
+        finally:
+            for fill in ahead:
+                if fill is not None:
+                    self._fills.leave(fill)
+
+    def _begin(self, session: Session, key: BlockKey) -> Lease | Fill | None:
+        """A lease, if the block is here, or the fill that may bring it."""
+        lease = self.shm.store.acquire(session, key)
+        return lease if lease is not None or not self.lower else self._fills.join(key, session.layout)
 
     async def measure(self, blocks: list[Block]) -> list[bytes]:
         """Checksums of the blocks' bytes; other calls go on meanwhile."""
         if sum(block.layout.block_bytes for block in blocks) <= _INLINE_HASH_BYTES:
             return self.shm.measure(blocks)
         return await asyncio.to_thread(self.shm.measure, blocks)
+
+    async def checksum(self, data: memoryview) -> bytes:
+        """Checksum of bytes that are in no block; other calls go on meanwhile."""
+        return checksum(data) if data.nbytes <= _INLINE_HASH_BYTES else await asyncio.to_thread(checksum, data)
 
     async def is_intact(self, block: Block) -> bool:
         """Verifies a leased block; one that fails is dropped, counted and forgotten."""
@@ -123,77 +221,45 @@ class TierStack:
         self.shm.store.drop_corrupt(block)
         return False
 
-    def committed(self, keys: Sequence[BlockKey]) -> None:
-        """Starts to write new blocks down. What finds no place in the queue is not written down, and counted."""
-        if not self.lower:
-            return
+    async def committed(self, keys: Sequence[BlockKey]) -> None:
+        """Starts to write new blocks down, as far as they are worth it and their queues have room."""
+        for behind in self._new_down:
+            behind.offer(keys)
+        await self.touch(keys)
+
+    async def touch(self, keys: Sequence[BlockKey]) -> None:
+        """Somebody uses these blocks of a chain: those that have become worth it are written down."""
+        for behind, admission in self._touched_down:
+            worthy = admission.touch(keys)
+            if worthy:
+                is_below = await behind.tier.contains(worthy)
+                behind.offer([key for key, below in zip(worthy, is_below, strict=True) if not below])
+
+    async def write_down(self, keys: Sequence[BlockKey], name: str) -> None:
+        """Writes blocks of shared memory to one tier, whether or not they are worth it, and waits for that."""
+        behind = next(behind for behind in self._down if behind.tier.name == name)
         for key in keys:
-            block = self.shm.store.committed_block(key)
-            if block is None:
-                continue
-            if len(self._writing_down) >= _MAX_WRITES_DOWN:
-                self._degraded.note("kvstore_write_down", f"{_MAX_WRITES_DOWN} blocks wait for the lower tiers already")
-                continue
-            lease = self.shm.store.hold(self._own, block)
-            task = asyncio.create_task(self._write_down(lease))
-            self._writing_down.add(task)
-            task.add_done_callback(self._writing_down.discard)
+            if behind.is_half_full:
+                await behind.settle()
+            behind.offer([key])
+        await behind.settle()
 
     async def settle(self) -> None:
         """Waits for all writes down that have begun."""
-        await asyncio.gather(*self._writing_down)
+        for behind in self._down:
+            await behind.settle()
 
     async def clear(self, fingerprint: bytes | None) -> tuple[int, int]:
         """Drops every block that nobody holds, in all tiers; returns (num_dropped, num_kept) of shared memory."""
+        for behind in self._down:
+            behind.forget()
+            await behind.settle()
         for tier in self.lower:
             await tier.clear(fingerprint)
         return self.shm.store.clear(fingerprint)
 
     async def close(self) -> None:
         """Ends the background work."""
-        tasks = [*self._writing_down, *self._filling.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _write_down(self, lease: Lease) -> None:
-        block = lease.block
-        try:
-            for tier in self.lower:
-                if not await tier.put(self.shm.stored(block), self.shm.view(block)):
-                    self._degraded.note("kvstore_write_down", f"tier {tier.name} did not take a block")
-        finally:
-            self.shm.store.release(self._own, [lease.lease_id])
-
-    async def _fill(self, key: BlockKey, layout: Layout, wait_s: float) -> str | None:
-        """Brings a block up; callers that want the same block share the work, which goes on when they stop waiting."""
-        task = self._filling.get(key)
-        if task is None:
-            task = asyncio.create_task(self._fill_now(key, layout))
-            self._filling[key] = task
-            task.add_done_callback(lambda _: self._filling.pop(key, None))
-        done, _ = await asyncio.wait([task], timeout=max(0.0, wait_s))
-        return task.result() if done else None
-
-    async def _fill_now(self, key: BlockKey, layout: Layout) -> str | None:
-        store = self.shm.store
-        lease = store.reserve(self._own, key, layout)
-        if isinstance(lease, Refusal):
-            return None
-        block = lease.block
-        try:
-            for tier in self.lower:
-                stored = await tier.get(key, self.shm.view(block))
-                if stored is None:
-                    continue
-                (measured,) = await self.measure([block])
-                if store.commit(
-                    self._own, lease.lease_id, generation=block.place.generation, claimed=stored.checksum, measured=measured
-                ):
-                    return tier.name
-                log.error("block %s is corrupt in tier %s; dropped", key.hex(), tier.name)
-                await tier.evict(key)
-                return None
-            return None
-        finally:
-            store.abort(self._own, [lease.lease_id])
+        await self._fills.close()
+        for behind in self._down:
+            await behind.close()

@@ -12,6 +12,7 @@ from octavo.cli.demo import demo
 from octavo.cli.doctor import doctor
 from octavo.cli.generate import generate
 from octavo.cli.inspect import inspect
+from octavo.cli.kv import kv
 from octavo.cli.models import models
 from octavo.cli.top import top
 from octavo.cli.up import up
@@ -56,6 +57,7 @@ def octavo(
 
 for command in (up, demo, chat, generate, models, top, doctor, inspect):
     app.command()(command)
+app.add_typer(kv, name="kv")
 
 
 def main() -> None:

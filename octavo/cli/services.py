@@ -19,6 +19,8 @@ class StackOptions:
         listen: address of the public API; None: a unix socket in the runtime folder.
         kv_blocks, kv_memory_bytes: device pool of each executor.
         store_capacity_bytes: of the block store.
+        disk_dir: folder of the block store's disk tier; None: no disk tier.
+        disk_capacity_bytes: room that it may take.
         threads: compute threads of each executor.
         token: bearer token of the public API.
     """
@@ -35,6 +37,8 @@ class StackOptions:
     max_model_len: int | None = None
     with_store: bool = True
     store_capacity_bytes: int | None = None
+    disk_dir: Path | None = None
+    disk_capacity_bytes: int | None = None
     threads: int | None = None
     token: str = field(default="", repr=False)
     tls_cert: Path | None = None
@@ -83,7 +87,11 @@ def services(options: StackOptions, model_folder: Path, runtime_folder: Path, nu
     arguments: tuple[str, ...]
     if options.with_store:
         arguments = ("--listen", store_address.target, "--shm-socket", f"{runtime_folder}/shm.sock")
-        capacity = _flags(capacity_bytes=options.store_capacity_bytes)
+        capacity = _flags(
+            capacity_bytes=options.store_capacity_bytes,
+            disk_dir=options.disk_dir,
+            disk_capacity_bytes=options.disk_capacity_bytes if options.disk_dir is not None else 0,
+        )
         found.append(Service("kvstore", ("-m", "kvstore_svc", *arguments, *capacity, *level), store_address))
 
     threads = options.threads

@@ -13,7 +13,7 @@ from octavo.cli.connection import Target, TlsCa, Token, connect
 from octavo.cli.console import out
 from octavo.cli.sizes import format_bytes
 from octavo.client import DEFAULT_TARGET
-from octavo.load import Load
+from octavo.load import Load, TierLoad
 
 
 def top(
@@ -56,7 +56,10 @@ def page(before: Load, now: Load) -> RenderableType:
     ]
     parts: list[RenderableType] = [Text("\n".join(lines)), Text(), _executors(now)]
     if now.tiers:
-        parts += [Text(), _tiers(now)]
+        parts += [Text(), _tiers(before, now), Text(), _reads(before, now)]
+    off = [f"{tier.tier}: {tier.unavailable_reason}" for tier in now.tiers if tier.unavailable_reason]
+    if off:
+        parts += [Text(), Text(f"tiers off  {' · '.join(off)}", style="red")]
     if now.degraded:
         paths = " · ".join(f"{path} {count:,}" for path, count in sorted(now.degraded.items()))
         parts += [Text(), Text(f"degraded   {paths}", style="yellow")]
@@ -71,18 +74,67 @@ def _table(*columns: str) -> Table:
 
 
 def _executors(load: Load) -> Table:
-    table = _table("executor", "seqs", "blocks", "used", "shared", "cached", "free", "run", "waste", "step ms", "idle")
+    columns = ("seqs", "blocks", "used", "shared", "cached", "free", "run", "frag", "waste", "step ms", "idle")
+    table = _table("executor", *columns)
     for one in load.executors:
         name = Text(one.executor_id) if one.connected else Text(f"{one.executor_id} (lost)", style="red")
         blocks = (one.num_blocks, one.num_used_blocks, one.num_shared_blocks, one.num_cached_blocks, one.num_free_blocks)
         shares = (f"{one.kv_waste_ratio:.1%}", f"{one.step_s * 1e3:.1f}", f"{one.idle_ratio:.0%}")
-        table.add_row(name, f"{one.num_running_sequences}", *map(str, blocks), f"{one.largest_free_run}", *shares)
+        frag = _fragmentation(one.largest_free_run, one.num_free_blocks)
+        table.add_row(name, f"{one.num_running_sequences}", *map(str, blocks), f"{one.largest_free_run}", frag, *shares)
     return table
 
 
-def _tiers(load: Load) -> Table:
-    table = _table("tier", "used", "capacity", "blocks", "hits", "misses", "evicted")
-    for tier in load.tiers:
-        counts = (tier.num_blocks, tier.num_hits, tier.num_misses, tier.num_evictions)
-        table.add_row(tier.tier, format_bytes(tier.used_bytes), format_bytes(tier.capacity_bytes), *(f"{c:,}" for c in counts))
+def _tiers(before: Load, now: Load) -> Table:
+    """The hit rate is of the time between the looks, if anything was asked for in it."""
+    table = _table("tier", "used", "capacity", "blocks", "frag", "hits", "misses", "rate", "evicted")
+    for old, tier in _pairs(before, now):
+        hits, misses = tier.num_hits - old.num_hits, tier.num_misses - old.num_misses
+        if hits + misses == 0:
+            hits, misses = tier.num_hits, tier.num_misses
+        table.add_row(
+            tier.tier,
+            format_bytes(tier.used_bytes),
+            format_bytes(tier.capacity_bytes),
+            f"{tier.num_blocks:,}",
+            _fragmentation(tier.largest_free_run_bytes, tier.capacity_bytes - tier.used_bytes) if _has_runs(tier) else "",
+            f"{tier.num_hits:,}",
+            f"{tier.num_misses:,}",
+            f"{hits / max(1, hits + misses):.0%}",
+            f"{tier.num_evictions:,}",
+        )
     return table
+
+
+def _reads(before: Load, now: Load) -> Table:
+    """How fast the tiers are: at the store, in the time between the looks if it read anything, and all the way to a device."""
+    table = _table("reads", "bandwidth", "read ms", "to device", "bad", "late")
+    for old, tier in _pairs(before, now):
+        read_bytes, read_s = tier.read_bytes - old.read_bytes, tier.read_s - old.read_s
+        if read_s <= 0:
+            read_bytes, read_s = tier.read_bytes, tier.read_s
+        table.add_row(
+            tier.tier,
+            f"{format_bytes(read_bytes / read_s)}/s" if read_s > 0 else "",
+            f"{1e3 * tier.read_latency_s:.1f}" if read_s > 0 else "",
+            f"{format_bytes(tier.load_bytes_per_s)}/s" if tier.load_bytes_per_s else "",
+            f"{tier.num_verify_failures:,}",
+            f"{tier.num_timeouts:,}",
+        )
+    return table
+
+
+def _pairs(before: Load, now: Load) -> list[tuple[TierLoad, TierLoad]]:
+    """Each tier as it was and as it is."""
+    earlier = {tier.tier: tier for tier in before.tiers}
+    return [(earlier.get(tier.tier, tier), tier) for tier in now.tiers]
+
+
+def _has_runs(tier: TierLoad) -> bool:
+    """Whether its room is one that can be in pieces."""
+    return tier.tier == "shm"
+
+
+def _fragmentation(largest_free_run: int, free: int) -> str:
+    """Share of what is free that is not in the largest piece."""
+    return f"{1 - largest_free_run / free:.0%}" if free > 0 else "0%"

@@ -8,6 +8,7 @@ import typer
 from rich.panel import Panel
 from rich.text import Text
 
+from common.state_folder import kv_folder
 from octavo.cli.console import LogPrinter, err, say
 from octavo.cli.server import run_until_stopped, running_server
 from octavo.cli.services import DEFAULT_MODEL, StackOptions
@@ -27,6 +28,12 @@ def up(
     kv_memory: Annotated[str | None, typer.Option(help="KV memory of each executor, for example 2GiB.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest sequence in tokens.")] = None,
     store_capacity: Annotated[str | None, typer.Option(help="Shared memory of the block store, for example 1GiB.")] = None,
+    disk_dir: Annotated[
+        Path | None, typer.Option(help="Where the block store keeps blocks on disk.", show_default="below ~/.local/state/octavo")
+    ] = None,
+    disk_capacity: Annotated[
+        str | None, typer.Option(help="Room there, for example 64GiB; 0: none.", show_default="64GiB, or half of what is free")
+    ] = None,
     no_store: Annotated[bool, typer.Option("--no-store", help="Without a block store.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of each executor.")] = None,
     token: Annotated[str, typer.Option(envvar="OCTAVO_TOKEN", help="Callers must send it.", show_default=False)] = "",
@@ -52,6 +59,8 @@ def up(
         max_model_len=max_model_len,
         with_store=not no_store,
         store_capacity_bytes=None if store_capacity is None else parse_bytes(store_capacity, "--store-capacity"),
+        disk_dir=disk_dir or kv_folder(listen),
+        disk_capacity_bytes=None if disk_capacity is None else parse_bytes(disk_capacity, "--disk-capacity"),
         threads=threads,
         token=token,
         tls_cert=tls_cert,

@@ -3,8 +3,9 @@
 Knows keys and tier names. A store that is not configured, dead or slow has nothing: no call raises.
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import grpc.aio
@@ -20,6 +21,8 @@ from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
 _TIER_NAMES = {pb.TIER_SHM: "shm", pb.TIER_DISK: "disk", pb.TIER_REDIS: "redis"}
 _TIMEOUT_S = 2.0
 _PAUSE_S = 1.0
+_SHARE_OF_WAIT = 0.7
+_PREFETCH_TIMEOUT_S = 60.0
 ResultT = TypeVar("ResultT")
 
 
@@ -46,13 +49,39 @@ class BlockStoreLookup:
         self._stub = pb_grpc.KvStoreServiceStub(self._channel) if self._channel is not None else None
         self._retry_at_s = 0.0
 
-    async def lookup(self, keys: Sequence[BlockKey], timeout_s: float) -> list[str]:
-        """Tier names ("shm", "disk", "redis") of the leading keys that the store has; none if it fails."""
+    async def lookup(self, keys: Sequence[BlockKey], timeout_s: float, wait_s: float) -> list[str]:
+        """See BlockStore: tier names ("shm", "disk", "redis") of the leading keys that the store has; none if it fails."""
         if not keys:
             return []
         request = pb.LookupBlocksRequest(keys=keys)
-        response = await self._call(lambda stub: stub.LookupBlocks(request, timeout=timeout_s, metadata=self._metadata))
+        request.max_wait.FromMicroseconds(int(1e6 * _SHARE_OF_WAIT * wait_s))
+        try:
+            async with asyncio.timeout(wait_s):
+                response = await self._call(lambda stub: stub.LookupBlocks(request, timeout=timeout_s, metadata=self._metadata))
+        except TimeoutError:  # too late for this request; the store is none the worse for it
+            self._degraded.note("store_lookup_late", f"a look-up took longer than the {1000 * wait_s:.1f} ms that it may")
+            return []
         return [_TIER_NAMES[tier] for tier in response.tiers] if response is not None else []
+
+    async def note_use(self, keys: Sequence[BlockKey]) -> None:
+        """See BlockStore."""
+        request = pb.LookupBlocksRequest(held_keys=keys)
+        await self._call(lambda stub: stub.LookupBlocks(request, timeout=_TIMEOUT_S, metadata=self._metadata))
+
+    async def prefetch(self, keys: Sequence[BlockKey], fingerprint: bytes, block_bytes: int) -> AsyncIterator[str]:
+        """See BlockStore. Who stops listening ends the work."""
+        if self._stub is None or not keys:
+            return
+        layout = pb.Layout(fingerprint=fingerprint, block_bytes=block_bytes)
+        request = pb.PrefetchBlocksRequest(keys=keys, layout=layout)
+        call = self._stub.PrefetchBlocks(request, timeout=_PREFETCH_TIMEOUT_S, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield _TIER_NAMES[response.tier]
+        except grpc.aio.AioRpcError as error:
+            self._degraded.note("kvstore_unavailable", from_rpc_error(error).message)
+        finally:
+            call.cancel()
 
     async def stats(self) -> pb.GetStatsResponse | None:
         """Counters of the store; None if it fails."""

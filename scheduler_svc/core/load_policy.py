@@ -1,52 +1,149 @@
-"""Whether stored blocks are loaded or computed again, by the rates measured so far. Pure: measurements are handed in.
+"""How many stored blocks are loaded, and how long for, instead of computing them. Pure: figures and times are handed in.
 
-Loading n blocks is worth it when it takes less time than computing their tokens. Both rates are moving averages. Before
-anything is measured, loading is tried; afterwards a losing load is still tried once in a while, because a tier that was slow
-once would otherwise never be measured again.
+A request must not wait longer for its blocks than computing all of them would have taken, by more than 5 %. It cannot be known
+how fast a tier will be, so the promise does not rest on that. It rests on a deadline that moves:
+
+    time for k+1 blocks  <=  slack + k * gain         slack: 4 % of the time to compute everything, less what the look-up took
+                                                      gain: least time that each loaded block saves
+
+Whenever a load is cut, what has arrived has paid for the time that passed, but for the slack. Expected speeds only decide
+whether a load is worth trying, and how far: tiers in their order along the prefix, up to the block where it is expected to pay
+most. A tier of which nothing is known is taken to be fast; if it is not, that costs the slack, once.
+
+While steps for others are queued at the executor, the request could not run anyway: that time is added to the slack.
 """
 
-_WEIGHT = 0.2
-_PROBE_EVERY = 16
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf
+
+from common.patience import Patience
+from scheduler_svc.core.prefill_time import PrefillTime
+from scheduler_svc.core.tier_speed import TierSpeed
+
+SLACK = 0.04
+"""Of 5 %: the rest is for what nobody measures, from a cut to the step that follows it."""
+LOOKUP_SHARE = 0.025
+"""Of the time to compute everything: within the slack."""
+_SHORTEST_LOOKUP_S = 0.002
+"""A store that is well answers in this time, and a shorter wait would be in vain."""
+_SHORTEST_LOAD_S = 0.001
+"""No tier has a block on the device sooner."""
+_NONE = Patience(0.0)
+_UNKNOWN = Patience(0.25)
+"""Before anything was computed there is nothing to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDecision:
+    """What to do about the found blocks.
+
+    Attributes:
+        num_blocks: to load, from the first; 0: none.
+        patience: from now.
+        declined_tier: the tier of the next block, which is not loaded because it is expected to be slow; empty: none.
+    """
+
+    num_blocks: int
+    patience: Patience = _NONE
+    declined_tier: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prompt:
+    """What is to be computed or loaded.
+
+    Attributes:
+        begin: tokens that are on the device.
+        end: tokens of the prompt.
+        tiers: of the blocks behind begin that the store has.
+        spent_s: since the request came.
+        queue_s: until it could run in any case.
+        transfers_s: until the transfers that were begun before are expected to end.
+    """
+
+    begin: int
+    end: int
+    tiers: Sequence[str]
+    spent_s: float = 0.0
+    queue_s: float = 0.0
+    transfers_s: float = 0.0
+
+    def __repr__(self) -> str:
+        """In short: found blocks are counted by tier."""
+        tiers = {tier: self.tiers.count(tier) for tier in self.tiers}
+        times = f"spent {self.spent_s:.4f} s, queue {self.queue_s:.3f} s, transfers {self.transfers_s:.3f} s"
+        return f"tokens {self.begin} to {self.end}, found {tiers}, {times}"
 
 
 class LoadPolicy:
-    """Rates of one executor.
+    """Decides for one executor.
 
     Attributes:
-        load_bytes_per_s: of loads from the store; None: not measured.
-        prefill_tokens_per_s: of steps; None: not measured.
+        speeds: by tier, as loads and probes measured them.
     """
 
-    def __init__(self, block_bytes: int, block_size: int):
-        self._block_bytes = block_bytes
+    def __init__(self, block_size: int, prefill: PrefillTime):
+        self.speeds: dict[str, TierSpeed] = {}
         self._block_size = block_size
-        self._num_declined = 0
-        self.load_bytes_per_s: float | None = None
-        self.prefill_tokens_per_s: float | None = None
+        self._prefill = prefill
 
-    def note_load(self, num_blocks: int, seconds: float) -> None:
-        """A load ended."""
-        if num_blocks and seconds > 0:
-            self.load_bytes_per_s = _average(self.load_bytes_per_s, num_blocks * self._block_bytes / seconds)
+    def speed(self, tier: str) -> TierSpeed:
+        """Of a tier, known or not."""
+        return self.speeds.setdefault(tier, TierSpeed())
 
-    def note_prefill(self, num_tokens: int, seconds: float) -> None:
-        """A step that was mostly prefill ended."""
-        if num_tokens and seconds > 0:
-            self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, num_tokens / seconds)
+    def decide(self, prompt: Prompt) -> LoadDecision:
+        """How many of the found blocks to load, and how long for."""
+        if not prompt.tiers:
+            return LoadDecision(0)
+        if not self._prefill.is_known:
+            return LoadDecision(len(prompt.tiers), _UNKNOWN)
+        patience = self.patience(prompt)
+        if patience.first_s < _SHORTEST_LOAD_S:
+            return LoadDecision(0)
+        compute_s = self._prefill.seconds(prompt.begin, prompt.end)
+        best, best_s = 0, prompt.queue_s + compute_s
+        for num_blocks, loaded_s in self._stages(prompt, patience):
+            rest_s = self._prefill.seconds(prompt.begin + num_blocks * self._block_size, prompt.end)
+            total_s = max(prompt.queue_s, loaded_s) + rest_s
+            if total_s < best_s:
+                best, best_s = num_blocks, total_s
+        declined_tier = prompt.tiers[best] if best < len(prompt.tiers) else ""
+        return LoadDecision(best, patience, declined_tier)
 
-    def should_load(self, num_blocks: int) -> bool:
-        """Whether to load this many blocks."""
-        if num_blocks == 0:
-            return False
-        if self.load_bytes_per_s is None or self.prefill_tokens_per_s is None:
-            return True
-        load_s = num_blocks * self._block_bytes / self.load_bytes_per_s
-        compute_s = num_blocks * self._block_size / self.prefill_tokens_per_s
-        if load_s < compute_s:
-            return True
-        self._num_declined += 1
-        return self._num_declined % _PROBE_EVERY == 0
+    def lookup_wait_s(self, prompt: Prompt) -> float:
+        """How long it is worth waiting to hear what the store has; without bound as long as nothing was computed."""
+        if not self._prefill.is_known:
+            return inf
+        total_s = prompt.queue_s + self._prefill.seconds(prompt.begin, prompt.end)
+        return max(_SHORTEST_LOOKUP_S, LOOKUP_SHARE * total_s)
+
+    def patience(self, prompt: Prompt) -> Patience:
+        """How long the prompt's blocks are waited for."""
+        block_size, num_blocks = self._block_size, len(prompt.tiers)
+        compute_s = self._prefill.seconds(prompt.begin, prompt.end)
+        slack_s = prompt.queue_s + SLACK * (prompt.queue_s + compute_s) - prompt.spent_s
+        saved_s = (self._prefill.saved_s(prompt.begin, prompt.begin + n * block_size) / n for n in (1, num_blocks))
+        return Patience(max(0.0, slack_s), self._prefill.trust * min(saved_s))
+
+    def _stages(self, prompt: Prompt, patience: Patience) -> Iterator[tuple[int, float]]:
+        """Ends of runs of one tier, as far as all before them is expected to come in time: (blocks, seconds until then)."""
+        num_blocks, seconds = 0, prompt.transfers_s
+        for tier, run in groupby(prompt.tiers):
+            num_in_run, speed = sum(1 for _ in run), self.speed(tier)
+            for num_loaded in _checkpoints(num_in_run):
+                if seconds + speed.seconds(num_loaded) > patience.seconds(num_blocks + num_loaded - 1):
+                    return
+                yield num_blocks + num_loaded, seconds + speed.seconds(num_loaded)
+            num_blocks += num_in_run
+            seconds += speed.seconds(num_in_run)
 
 
-def _average(old: float | None, new: float) -> float:
-    return new if old is None else old + _WEIGHT * (new - old)
+def _checkpoints(num_blocks: int) -> Iterator[int]:
+    """Some numbers of blocks up to this one, close to each other at the start: 1, 2, 4, ... num_blocks."""
+    num_loaded = 1
+    while num_loaded < num_blocks:
+        yield num_loaded
+        num_loaded *= 2
+    yield num_blocks

@@ -11,6 +11,7 @@ step counts on a token that only the executor knows; if apply finds that the seq
 What runs: step_planner.py. Who holds which blocks: running_set.py, block_pool.py. What came before: outstanding.py.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -114,6 +115,28 @@ class Scheduler:
     def num_device_tokens(self, root_key: BlockKey, prompt_keys: Seq[BlockKey]) -> int:
         """Tokens of a prompt that are on the device now, for placement. Changes nothing."""
         return len(self._pool.index.match(prompt_keys)) * self.config.block_size
+
+    @property
+    def num_prefill_tokens_ahead(self) -> int:
+        """Prompt tokens that are computed before a request that comes now: of steps under way and of prompts that were begun."""
+        begun = (sequence.num_known_tokens - sequence.num_planned_tokens for sequence in self._running)
+        planned = (chunk.num_tokens for step in self._outstanding for chunk in step.chunks)
+        return sum(n for n in itertools.chain(begun, planned) if n > 1)
+
+    @property
+    def next_in_line(self) -> RequestId | None:
+        """The oldest request that waits and neither loads nor waits for what others compute; None: there is none."""
+        for sequence in self._waiting:
+            state = self._requests.state_of(sequence)
+            is_awaiting = sequence.awaited_key is not None and self._pool.index.is_promised(sequence.awaited_key)
+            if state.is_queued and state.load_id is None and not is_awaiting:
+                return state.request.request_id
+        return None
+
+    def is_queued(self, request_id: RequestId) -> bool:
+        """Whether a request is here and was never admitted."""
+        state = self._requests.get(request_id)
+        return state is not None and state.is_queued
 
     def missing_keys(self, request_id: RequestId) -> tuple[BlockKey, ...]:
         """Keys of a waiting request's full prompt blocks after those that the device holds, for a look-up in the store.

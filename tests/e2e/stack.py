@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.kvstore.v1 import kv_store_service_pb2, kv_store_service_pb2_grpc
 from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc, inference_service_pb2, inference_service_pb2_grpc
 
 START_TIMEOUT_S = 180.0
@@ -76,15 +77,47 @@ class Stack:
             popen = subprocess.Popen([sys.executable, "-m", *arguments], stdout=output, stderr=output, env=environment)
         self.processes[name] = Process(name, popen, log)
 
-    def start_store(self) -> None:
+    def start_store(self, more_flags: Sequence[str] = ()) -> None:
         """Starts the block store."""
         self.spawn(
             "kvstore",
             [
                 *("kvstore_svc", "--listen", f"unix:{self.folder}/kvstore.sock", "--shm-socket", f"{self.folder}/shm.sock"),
-                *("--capacity-bytes", str(1 << 30), *self.config.store_flags),
+                *("--capacity-bytes", str(1 << 30), "--disk-dir", f"{self.folder}/disk", *self.config.store_flags, *more_flags),
             ],
         )
+
+    def restart_store(self, more_flags: Sequence[str] = ()) -> None:
+        """Ends the block store in good order and starts it with more flags; what it had in shared memory is gone."""
+        popen = self.processes["kvstore"].popen
+        popen.send_signal(signal.SIGTERM)
+        popen.wait(30)
+        self.start_store(more_flags)
+        self.wait_ready("kvstore.sock", "kvstore")
+
+    def flush_device(self) -> None:
+        """Has the scheduler forget every cached block on devices."""
+        with self.channel() as channel:
+            admin = admin_service_pb2_grpc.AdminServiceStub(channel)
+            admin.FlushCache(admin_service_pb2.FlushCacheRequest(include_store=False), timeout=30)
+
+    def ask(self, prompt: Sequence[int], max_tokens: int) -> "Answer":
+        """One greedy answer."""
+        with self.channel() as channel:
+            return collect(inference_service_pb2_grpc.InferenceServiceStub(channel), greedy_request(prompt, max_tokens))
+
+    def wait_disk_blocks(self, num_blocks: int, timeout_s: float = 60.0) -> None:
+        """Waits until the disk tier has so many blocks."""
+        deadline = time.monotonic() + timeout_s
+        with grpc.insecure_channel(f"unix:{self.folder}/kvstore.sock") as channel:
+            store = kv_store_service_pb2_grpc.KvStoreServiceStub(channel)
+            while True:
+                tiers = store.GetStats(kv_store_service_pb2.GetStatsRequest(), timeout=5).tiers
+                found = sum(tier.num_blocks for tier in tiers if tier.tier == kv_store_service_pb2.TIER_DISK)
+                if found >= num_blocks:
+                    return
+                assert time.monotonic() < deadline, f"{found} of {num_blocks} blocks are on disk"
+                time.sleep(0.05)
 
     def start_executor(self, index: int = 0) -> None:
         """Starts one executor."""

@@ -121,7 +121,8 @@ def run_service(*arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_second_server_on_one_address_ends_with_a_sentence(stack: Stack, service: str, flag: str) -> None:
     model = () if service == "kvstore_svc" else ("--model", str(stack.config.model))
-    ended = run_service(service, "--listen", f"unix:{stack.folder}/{flag}", *model)
+    disk = ("--disk-dir", str(stack.folder / "other")) if service == "kvstore_svc" else ()
+    ended = run_service(service, "--listen", f"unix:{stack.folder}/{flag}", *model, *disk)
 
     assert ended.returncode != 0
     assert "another process listens there" in ended.stderr
@@ -161,6 +162,8 @@ def test_store_larger_than_memory(tmp_path: Path) -> None:
         f"unix:{tmp_path}/k.sock",
         "--shm-socket",
         f"{tmp_path}/s.sock",
+        "--disk-capacity-bytes",
+        "0",
         "--capacity-bytes",
         str(1 << 46),
     )

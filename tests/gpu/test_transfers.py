@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from common.ids import BlockId, BlockKey
+from common.patience import Patience
 from executor_svc.clients.kvstore import LoadReport, SaveReport
 from executor_svc.cuda.staging import StagedBlocks
 from executor_svc.cuda.stream import CudaStream
@@ -44,7 +45,10 @@ class MemoryStore:
             self.blocks[key] = bytes(data)
         return SaveReport(num_written=len(blocks))
 
-    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], timeout_s: float) -> LoadReport:
+    def look_after(self) -> None:
+        pass
+
+    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
         num_loaded = 0
         for key, data in blocks:
             if key not in self.blocks:
@@ -67,7 +71,7 @@ def test_what_is_saved_is_loaded_into_other_blocks_in_several_groups() -> None:
         expected = pool.blocks[:20].cpu()
         transfers.submit(1, Save(1, [(key, BlockId(i)) for i, key in enumerate(keys)]))
         saved = outcomes.get(timeout=10)
-        transfers.submit(1, Load(2, [(key, BlockId(39 - i)) for i, key in enumerate(keys)], timeout_s=5.0))
+        transfers.submit(1, Load(2, [(key, BlockId(39 - i)) for i, key in enumerate(keys)], Patience(5.0)))
         loaded = outcomes.get(timeout=10)
         found = pool.blocks[20:].flip(0).cpu()
     transfers.stop()
@@ -83,7 +87,7 @@ def test_a_load_stops_at_the_first_block_that_is_not_there() -> None:
     transfers = TransferThread(StagedBlocks(pool, CudaStream(DEVICE)), store, lambda session, done: outcomes.put(done))
     transfers.start_session(1)
     store.blocks[BlockKey(b"a" * 32)] = bytes(pool.block_bytes)
-    transfers.submit(1, Load(1, [(BlockKey(b"a" * 32), BlockId(0)), (BlockKey(b"b" * 32), BlockId(1))], timeout_s=5.0))
+    transfers.submit(1, Load(1, [(BlockKey(b"a" * 32), BlockId(0)), (BlockKey(b"b" * 32), BlockId(1))], Patience(5.0)))
     loaded = outcomes.get(timeout=10)
     transfers.stop()
 

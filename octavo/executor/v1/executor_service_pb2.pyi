@@ -701,9 +701,12 @@ class LoadBlocks(_message.Message):
     LOAD_ID_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TIMEOUT_PER_BLOCK_S_FIELD_NUMBER: _builtins.int
     load_id: _builtins.int
     timeout_s: _builtins.float
     """Give up after this many seconds; what was loaded by then counts."""
+    timeout_per_block_s: _builtins.float
+    """Each block that is loaded makes it worth waiting so much longer."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyedBlock]:
         """A chain: in order of position. The load stops at the first miss."""
@@ -714,10 +717,11 @@ class LoadBlocks(_message.Message):
         load_id: _builtins.int = ...,
         blocks: _abc.Iterable[Global___KeyedBlock] | None = ...,
         timeout_s: _builtins.float = ...,
+        timeout_per_block_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "load_id", b"load_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "load_id", b"load_id", "timeout_per_block_s", b"timeout_per_block_s", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -754,6 +758,7 @@ class BlocksLoaded(_message.Message):
     NUM_BY_TIER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     load_id: _builtins.int
     num_loaded: _builtins.int
     """The first num_loaded blocks hold verified KV; the others are undefined."""
@@ -764,6 +769,10 @@ class BlocksLoaded(_message.Message):
     def num_by_tier(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Blocks by the tier that served them: "shm", "disk", "redis"."""
 
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierLoading]:
+        """How the tiers did."""
+
     def __init__(
         self,
         *,
@@ -772,14 +781,47 @@ class BlocksLoaded(_message.Message):
         num_by_tier: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         reason: _builtins.str = ...,
         seconds: _builtins.float = ...,
+        tiers: _abc.Iterable[Global___TierLoading] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_id", b"load_id", "num_by_tier", b"num_by_tier", "num_loaded", b"num_loaded", "reason", b"reason", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_id", b"load_id", "num_by_tier", b"num_by_tier", "num_loaded", b"num_loaded", "reason", b"reason", "seconds", b"seconds", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlocksLoaded: _TypeAlias = BlocksLoaded  # noqa: Y015
+
+@_typing.final
+class TierLoading(_message.Message):
+    """How one tier did in a load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    FIRST_S_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """"shm", "disk" or "redis"; empty: the wait for a block that did not come."""
+    num_blocks: _builtins.int
+    first_s: _builtins.float
+    """Time to the first of its blocks, and to all of them, each from the block before it."""
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        first_s: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_s", b"first_s", "num_blocks", b"num_blocks", "seconds", b"seconds", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierLoading: _TypeAlias = TierLoading  # noqa: Y015
 
 @_typing.final
 class SaveBlocks(_message.Message):

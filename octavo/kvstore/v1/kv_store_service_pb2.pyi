@@ -407,16 +407,28 @@ class LookupBlocksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_FIELD_NUMBER: _builtins.int
+    HELD_KEYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def max_wait(self) -> _duration_pb2.Duration:
+        """A tier that has not said by then what it has, has nothing. Not set: 30 ms."""
+
+    @_builtins.property
+    def held_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Those before them, which the caller has on its device already: not looked up, but used once more, and so worth keeping."""
+
     def __init__(
         self,
         *,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        max_wait: _duration_pb2.Duration | None = ...,
+        held_keys: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_wait", b"max_wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_keys", b"held_keys", "keys", b"keys", "max_wait", b"max_wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -498,6 +510,7 @@ class AcquireBlocksRequest(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     MAX_WAIT_FIELD_NUMBER: _builtins.int
     PREFIX_ONLY_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_PER_BLOCK_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     epoch: _builtins.int
     prefix_only: _builtins.bool
@@ -508,6 +521,10 @@ class AcquireBlocksRequest(_message.Message):
     def max_wait(self) -> _duration_pb2.Duration:
         """Wait this long for blocks in lower tiers."""
 
+    @_builtins.property
+    def max_wait_per_block(self) -> _duration_pb2.Duration:
+        """Wait so much longer for each block that has come."""
+
     def __init__(
         self,
         *,
@@ -516,10 +533,11 @@ class AcquireBlocksRequest(_message.Message):
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         max_wait: _duration_pb2.Duration | None = ...,
         prefix_only: _builtins.bool = ...,
+        max_wait_per_block: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["max_wait", b"max_wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_wait", b"max_wait", "max_wait_per_block", b"max_wait_per_block"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "max_wait", b"max_wait", "prefix_only", b"prefix_only", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "max_wait", b"max_wait", "max_wait_per_block", b"max_wait_per_block", "prefix_only", b"prefix_only", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -577,6 +595,60 @@ class BlockResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockResult: _TypeAlias = BlockResult  # noqa: Y015
+
+@_typing.final
+class PrefetchBlocksRequest(_message.Message):
+    """Asks for blocks to be brought up. Needs no session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """A chain, in order of position."""
+
+    @_builtins.property
+    def layout(self) -> Global___Layout: ...
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        layout: Global___Layout | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "layout", b"layout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchBlocksRequest: _TypeAlias = PrefetchBlocksRequest  # noqa: Y015
+
+@_typing.final
+class PrefetchBlocksResponse(_message.Message):
+    """One more leading block is in shared memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    tier: Global___Tier.ValueType
+    """Where it was."""
+    seconds: _builtins.float
+    """Since the block before it."""
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchBlocksResponse: _TypeAlias = PrefetchBlocksResponse  # noqa: Y015
 
 @_typing.final
 class ReleaseBlocksRequest(_message.Message):
@@ -871,12 +943,17 @@ class GetBlocksRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     MAX_WAIT_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_PER_BLOCK_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     epoch: _builtins.int
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
     def max_wait(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def max_wait_per_block(self) -> _duration_pb2.Duration:
+        """Wait so much longer for each block that has come."""
+
     def __init__(
         self,
         *,
@@ -884,10 +961,11 @@ class GetBlocksRequest(_message.Message):
         epoch: _builtins.int = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         max_wait: _duration_pb2.Duration | None = ...,
+        max_wait_per_block: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["max_wait", b"max_wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_wait", b"max_wait", "max_wait_per_block", b"max_wait_per_block"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "max_wait", b"max_wait", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "max_wait", b"max_wait", "max_wait_per_block", b"max_wait_per_block", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -953,6 +1031,26 @@ class GetStatsResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DegradedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCH_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
@@ -960,6 +1058,7 @@ class GetStatsResponse(_message.Message):
     NUM_CHECKSUM_MISMATCHES_FIELD_NUMBER: _builtins.int
     NUM_FENCED_SESSIONS_FIELD_NUMBER: _builtins.int
     NUM_QUARANTINED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     uptime_s: _builtins.float
     num_checksum_mismatches: _builtins.int
@@ -970,6 +1069,10 @@ class GetStatsResponse(_message.Message):
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierStats]: ...
     @_builtins.property
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionStats]: ...
+    @_builtins.property
+    def degraded(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Degraded paths: name and how often, for example "kvstore_disk"."""
+
     def __init__(
         self,
         *,
@@ -980,10 +1083,11 @@ class GetStatsResponse(_message.Message):
         num_checksum_mismatches: _builtins.int = ...,
         num_fenced_sessions: _builtins.int = ...,
         num_quarantined_blocks: _builtins.int = ...,
+        degraded: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "num_checksum_mismatches", b"num_checksum_mismatches", "num_fenced_sessions", b"num_fenced_sessions", "num_quarantined_blocks", b"num_quarantined_blocks", "sessions", b"sessions", "tiers", b"tiers", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "epoch", b"epoch", "num_checksum_mismatches", b"num_checksum_mismatches", "num_fenced_sessions", b"num_fenced_sessions", "num_quarantined_blocks", b"num_quarantined_blocks", "sessions", b"sessions", "tiers", b"tiers", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1005,6 +1109,12 @@ class TierStats(_message.Message):
     NUM_EVICTIONS_FIELD_NUMBER: _builtins.int
     NUM_WRITES_FIELD_NUMBER: _builtins.int
     LARGEST_FREE_RUN_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_VERIFY_FAILURES_FIELD_NUMBER: _builtins.int
+    NUM_TIMEOUTS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    READ_S_FIELD_NUMBER: _builtins.int
+    READ_LATENCY_S_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_REASON_FIELD_NUMBER: _builtins.int
     tier: Global___Tier.ValueType
     capacity_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -1016,6 +1126,15 @@ class TierStats(_message.Message):
     num_writes: _builtins.int
     largest_free_run_bytes: _builtins.int
     """Largest free run in bytes, for fragmentation."""
+    num_verify_failures: _builtins.int
+    """Of the lower tiers: blocks that were found and had the wrong bytes, and readers who waited too long for the next block."""
+    num_timeouts: _builtins.int
+    read_bytes: _builtins.int
+    """Bytes read, in how much time with at least one read under way, and how long one read takes (moving average)."""
+    read_s: _builtins.float
+    read_latency_s: _builtins.float
+    unavailable_reason: _builtins.str
+    """Why the tier is left alone for the moment; empty: it is not."""
     def __init__(
         self,
         *,
@@ -1029,10 +1148,16 @@ class TierStats(_message.Message):
         num_evictions: _builtins.int = ...,
         num_writes: _builtins.int = ...,
         largest_free_run_bytes: _builtins.int = ...,
+        num_verify_failures: _builtins.int = ...,
+        num_timeouts: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        read_s: _builtins.float = ...,
+        read_latency_s: _builtins.float = ...,
+        unavailable_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "largest_free_run_bytes", b"largest_free_run_bytes", "num_blocks", b"num_blocks", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_leased_blocks", b"num_leased_blocks", "num_misses", b"num_misses", "num_writes", b"num_writes", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "largest_free_run_bytes", b"largest_free_run_bytes", "num_blocks", b"num_blocks", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_leased_blocks", b"num_leased_blocks", "num_misses", b"num_misses", "num_timeouts", b"num_timeouts", "num_verify_failures", b"num_verify_failures", "num_writes", b"num_writes", "read_bytes", b"read_bytes", "read_latency_s", b"read_latency_s", "read_s", b"read_s", "tier", b"tier", "unavailable_reason", b"unavailable_reason", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

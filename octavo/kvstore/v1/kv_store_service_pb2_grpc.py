@@ -66,6 +66,11 @@ class KvStoreServiceStub:
                 request_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.AcquireBlocksRequest.SerializeToString,
                 response_deserializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.AcquireBlocksResponse.FromString,
                 _registered_method=True)
+        self.PrefetchBlocks = channel.unary_stream(
+                '/octavo.kvstore.v1.KvStoreService/PrefetchBlocks',
+                request_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.PrefetchBlocksRequest.SerializeToString,
+                response_deserializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.PrefetchBlocksResponse.FromString,
+                _registered_method=True)
         self.ReleaseBlocks = channel.unary_unary(
                 '/octavo.kvstore.v1.KvStoreService/ReleaseBlocks',
                 request_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.ReleaseBlocksRequest.SerializeToString,
@@ -150,6 +155,14 @@ class KvStoreServiceServicer:
 
     def AcquireBlocks(self, request, context):
         """Read leases on blocks, one message per batch that becomes resident. With prefix_only it ends at the first miss.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrefetchBlocks(self, request, context):
+        """Brings leading blocks of a chain up into shared memory and holds none of them: for a request that waits for its turn.
+        One message per block, in order; ends at the first that does not come. Ending the call ends the work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -243,6 +256,11 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.AcquireBlocks,
                     request_deserializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.AcquireBlocksRequest.FromString,
                     response_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.AcquireBlocksResponse.SerializeToString,
+            ),
+            'PrefetchBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.PrefetchBlocks,
+                    request_deserializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.PrefetchBlocksRequest.FromString,
+                    response_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.PrefetchBlocksResponse.SerializeToString,
             ),
             'ReleaseBlocks': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseBlocks,
@@ -449,6 +467,33 @@ class KvStoreService:
             '/octavo.kvstore.v1.KvStoreService/AcquireBlocks',
             octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.AcquireBlocksRequest.SerializeToString,
             octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.AcquireBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrefetchBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.kvstore.v1.KvStoreService/PrefetchBlocks',
+            octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.PrefetchBlocksRequest.SerializeToString,
+            octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.PrefetchBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

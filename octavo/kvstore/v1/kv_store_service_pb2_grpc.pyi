@@ -47,6 +47,10 @@ class KvStoreServiceStub:
     """How many leading keys of a chain are present, and in which tier. Takes no lease, needs no session."""
     AcquireBlocks: _grpc.UnaryStreamMultiCallable[_kv_store_service_pb2.AcquireBlocksRequest, _kv_store_service_pb2.AcquireBlocksResponse]
     """Read leases on blocks, one message per batch that becomes resident. With prefix_only it ends at the first miss."""
+    PrefetchBlocks: _grpc.UnaryStreamMultiCallable[_kv_store_service_pb2.PrefetchBlocksRequest, _kv_store_service_pb2.PrefetchBlocksResponse]
+    """Brings leading blocks of a chain up into shared memory and holds none of them: for a request that waits for its turn.
+    One message per block, in order; ends at the first that does not come. Ending the call ends the work.
+    """
     ReleaseBlocks: _grpc.UnaryUnaryMultiCallable[_kv_store_service_pb2.ReleaseBlocksRequest, _kv_store_service_pb2.ReleaseBlocksResponse]
     """Ends read leases."""
     ReserveBlocks: _grpc.UnaryUnaryMultiCallable[_kv_store_service_pb2.ReserveBlocksRequest, _kv_store_service_pb2.ReserveBlocksResponse]
@@ -83,6 +87,10 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     """How many leading keys of a chain are present, and in which tier. Takes no lease, needs no session."""
     AcquireBlocks: _aio.UnaryStreamMultiCallable[_kv_store_service_pb2.AcquireBlocksRequest, _kv_store_service_pb2.AcquireBlocksResponse]  # type: ignore[assignment]
     """Read leases on blocks, one message per batch that becomes resident. With prefix_only it ends at the first miss."""
+    PrefetchBlocks: _aio.UnaryStreamMultiCallable[_kv_store_service_pb2.PrefetchBlocksRequest, _kv_store_service_pb2.PrefetchBlocksResponse]  # type: ignore[assignment]
+    """Brings leading blocks of a chain up into shared memory and holds none of them: for a request that waits for its turn.
+    One message per block, in order; ends at the first that does not come. Ending the call ends the work.
+    """
     ReleaseBlocks: _aio.UnaryUnaryMultiCallable[_kv_store_service_pb2.ReleaseBlocksRequest, _kv_store_service_pb2.ReleaseBlocksResponse]  # type: ignore[assignment]
     """Ends read leases."""
     ReserveBlocks: _aio.UnaryUnaryMultiCallable[_kv_store_service_pb2.ReserveBlocksRequest, _kv_store_service_pb2.ReserveBlocksResponse]  # type: ignore[assignment]
@@ -152,6 +160,16 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kv_store_service_pb2.AcquireBlocksResponse], _abc.AsyncIterator[_kv_store_service_pb2.AcquireBlocksResponse]]:
         """Read leases on blocks, one message per batch that becomes resident. With prefix_only it ends at the first miss."""
+
+    @_abc_1.abstractmethod
+    def PrefetchBlocks(
+        self,
+        request: _kv_store_service_pb2.PrefetchBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_kv_store_service_pb2.PrefetchBlocksResponse], _abc.AsyncIterator[_kv_store_service_pb2.PrefetchBlocksResponse]]:
+        """Brings leading blocks of a chain up into shared memory and holds none of them: for a request that waits for its turn.
+        One message per block, in order; ends at the first that does not come. Ending the call ends the work.
+        """
 
     @_abc_1.abstractmethod
     def ReleaseBlocks(

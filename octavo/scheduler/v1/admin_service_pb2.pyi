@@ -483,6 +483,14 @@ class TierLoad(_message.Message):
     NUM_HITS_FIELD_NUMBER: _builtins.int
     NUM_MISSES_FIELD_NUMBER: _builtins.int
     NUM_EVICTIONS_FIELD_NUMBER: _builtins.int
+    NUM_VERIFY_FAILURES_FIELD_NUMBER: _builtins.int
+    NUM_TIMEOUTS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    READ_S_FIELD_NUMBER: _builtins.int
+    READ_LATENCY_S_FIELD_NUMBER: _builtins.int
+    LOAD_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LARGEST_FREE_RUN_BYTES_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_REASON_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     capacity_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -490,6 +498,19 @@ class TierLoad(_message.Message):
     num_hits: _builtins.int
     num_misses: _builtins.int
     num_evictions: _builtins.int
+    num_verify_failures: _builtins.int
+    """Blocks that were found and had the wrong bytes, and readers who waited too long for the next one."""
+    num_timeouts: _builtins.int
+    read_bytes: _builtins.int
+    """Bytes read by the store, in how much time with at least one read under way, and how long a read takes; lower tiers only."""
+    read_s: _builtins.float
+    read_latency_s: _builtins.float
+    load_bytes_per_s: _builtins.float
+    """Bytes per second all the way to a device, as executors measured it lately; 0: not yet."""
+    largest_free_run_bytes: _builtins.int
+    """Room in one piece, for fragmentation; of shared memory only."""
+    unavailable_reason: _builtins.str
+    """Why the tier is left alone for the moment; empty: it is not."""
     def __init__(
         self,
         *,
@@ -500,10 +521,18 @@ class TierLoad(_message.Message):
         num_hits: _builtins.int = ...,
         num_misses: _builtins.int = ...,
         num_evictions: _builtins.int = ...,
+        num_verify_failures: _builtins.int = ...,
+        num_timeouts: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        read_s: _builtins.float = ...,
+        read_latency_s: _builtins.float = ...,
+        load_bytes_per_s: _builtins.float = ...,
+        largest_free_run_bytes: _builtins.int = ...,
+        unavailable_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "num_blocks", b"num_blocks", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_misses", b"num_misses", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "largest_free_run_bytes", b"largest_free_run_bytes", "load_bytes_per_s", b"load_bytes_per_s", "num_blocks", b"num_blocks", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_misses", b"num_misses", "num_timeouts", b"num_timeouts", "num_verify_failures", b"num_verify_failures", "read_bytes", b"read_bytes", "read_latency_s", b"read_latency_s", "read_s", b"read_s", "tier", b"tier", "unavailable_reason", b"unavailable_reason", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

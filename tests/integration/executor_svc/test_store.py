@@ -10,6 +10,7 @@ import pytest
 
 from common.block_hash import chain_keys, root_key
 from common.ids import BlockId, BlockKey, SeqId
+from common.patience import Patience
 from executor_svc.clients.kvstore import BlockStoreClient
 from executor_svc.core.plan import Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import SamplingParams
@@ -26,6 +27,7 @@ FULL_BLOCKS = 5
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     folder = tmp_path_factory.mktemp("store")
     flags = ["--shm-socket", f"{folder}/shm.sock", "--capacity-bytes", str(16 << 20), "--slab-bytes", str(8 << 20)]
+    flags += ["--disk-dir", f"{folder}/disk"]
     with running("kvstore_svc", folder, flags, name="kvstore") as process:
         process.wait_serving()
         yield process
@@ -64,7 +66,7 @@ class Rig:
         return done
 
     def load(self, block_ids: list[int]) -> LoadDone:
-        self.transfers.submit(1, Load(2, self.keyed(block_ids), timeout_s=10.0))
+        self.transfers.submit(1, Load(2, self.keyed(block_ids), Patience(10.0)))
         done = self.outcomes.get(timeout=20)
         assert isinstance(done, LoadDone)
         return done

@@ -28,11 +28,13 @@ class StoreProcess:
     Attributes:
         address: where it listens.
         shm_socket: its descriptor socket.
+        disk_dir: folder of its disk tier, which it has if it is given a capacity.
     """
 
     def __init__(self, folder: Path, *flags: str):
         self.address = Address(f"unix:{folder}/kv.sock")
         self.shm_socket = folder / "kv.shm"
+        self.disk_dir = folder / "disk"
         self._folder = folder
         self._flags = flags
         self._num_starts = 0
@@ -46,6 +48,7 @@ class StoreProcess:
         self._num_starts += 1
         command = [sys.executable, "-m", "kvstore_svc", "--listen", self.address.target, "--shm-socket", str(self.shm_socket)]
         defaults = ["--capacity-bytes", str(4 * MIB), "--session-ttl-s", "30", "--grace-s", "2"]
+        defaults += ["--disk-dir", str(self.disk_dir), "--disk-capacity-bytes", "0", "--disk-segment-bytes", str(MIB)]
         with (self._folder / "store.log").open("ab") as log:
             return subprocess.Popen([*command, *defaults, *self._flags], stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -84,6 +87,12 @@ class StoreProcess:
     def restart(self) -> None:
         """A new process at the same addresses; the one before must be dead."""
         self.process = self._spawn()
+
+    def reconnect(self) -> None:
+        """A new channel: one that has lost its server waits before it tries again."""
+        self.channel.close()
+        self.channel = sync_channel(self.address)
+        self.stub = pb_grpc.KvStoreServiceStub(self.channel)
 
     def stop(self) -> int:
         """SIGTERM; returns the exit status."""

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from common.patience import Patience
 from tests.integration.kvstore_svc.store_process import StoreProcess, key, wait_until
 from tests.integration.kvstore_svc.victim import Victim
 
@@ -64,7 +65,7 @@ def test_a_sleeping_client_is_fenced_and_its_late_write_reaches_nobody(start_sto
 
         assert victim.hear() == "STALE_EPOCH"
         into = bytearray(4096)
-        assert client.load([(key(1), memoryview(into))], 5.0).num_loaded == 1
+        assert client.load([(key(1), memoryview(into))], Patience(5.0)).num_loaded == 1
         assert into == good
         assert store.stats().num_quarantined_blocks == 1, "its process lives and has the slabs mapped"
 

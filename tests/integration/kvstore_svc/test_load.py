@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from common.degraded import DegradedPaths
+from common.patience import Patience
 from executor_svc.clients.kvstore_session import Transport
 from tests.integration.kvstore_svc.store_process import StoreProcess, key, wait_until
 
@@ -47,7 +48,7 @@ class Worker(threading.Thread):
             self._client.save([(key(n), memoryview(bytes_of(n))) for n in numbers])
             return
         into = [(key(n), memoryview(bytearray(BLOCK_BYTES))) for n in numbers]
-        report = self._client.load(into, 2.0)
+        report = self._client.load(into, Patience(2.0))
         self.num_loaded += report.num_loaded
         for number, (_, data) in list(zip(numbers, into, strict=True))[: report.num_loaded]:
             self.num_wrong += bytes(data) != bytes_of(number)

@@ -18,9 +18,9 @@ async def test_it_names_the_tiers_of_the_leading_keys(empty_store: StoreProcess)
     with closing(empty_store.client("shm")) as client:
         save(client, 1, 2, 4)
 
-    assert await lookup.lookup([key(n) for n in (1, 2, 3, 4)], 5.0) == ["shm", "shm"]
+    assert await lookup.lookup([key(n) for n in (1, 2, 3, 4)], 5.0, 5.0) == ["shm", "shm"]
     assert (lookup.connected, lookup.reason) == (True, "")
-    assert await lookup.lookup([], 5.0) == []
+    assert await lookup.lookup([], 5.0, 5.0) == []
     await lookup.close()
 
 
@@ -33,7 +33,7 @@ async def test_it_shows_counters_and_clears(empty_store: StoreProcess) -> None:
     assert stats is not None
     assert stats.tiers[0].num_blocks == 2
     assert await lookup.clear() == 2
-    assert await lookup.lookup([key(1)], 5.0) == []
+    assert await lookup.lookup([key(1)], 5.0, 5.0) == []
     await lookup.close()
 
 
@@ -42,7 +42,7 @@ async def test_a_dead_store_has_nothing(store: StoreProcess) -> None:
     degraded = DegradedPaths()
     lookup = BlockStoreLookup(store.address, degraded)
 
-    assert await lookup.lookup([key(1)], 1.0) == []
+    assert await lookup.lookup([key(1)], 1.0, 1.0) == []
     assert await lookup.stats() is None
     assert await lookup.clear() == 0
     assert not lookup.connected
@@ -55,7 +55,7 @@ async def test_without_a_store_nothing_is_asked() -> None:
     degraded = DegradedPaths()
     lookup = BlockStoreLookup(None, degraded)
 
-    assert await lookup.lookup([key(1)], 1.0) == []
+    assert await lookup.lookup([key(1)], 1.0, 1.0) == []
     assert await lookup.stats() is None
     assert (lookup.connected, lookup.reason) == (False, "no block store is configured")
     assert not degraded.counts

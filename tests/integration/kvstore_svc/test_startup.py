@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.patience import Patience
 from tests.integration.kvstore_svc.store_process import MIB, TIMEOUT_S, StoreProcess, key
 
 
 def run_store(*flags: str) -> "subprocess.CompletedProcess[str]":
     """A store that is expected not to start."""
-    command = [sys.executable, "-m", "kvstore_svc", "--capacity-bytes", str(MIB), *flags]
+    command = [sys.executable, "-m", "kvstore_svc", "--capacity-bytes", str(MIB), "--disk-capacity-bytes", "0", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
@@ -64,7 +65,7 @@ def test_memory_that_the_kernel_refuses_is_reported_with_the_number_and_the_sett
     code = (
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20));"
         f"sys.argv = ['kvstore_svc', '--listen', 'unix:{tmp_path}/kv.sock', '--shm-socket', '{tmp_path}/kv.shm',"
-        "'--capacity-bytes', '4194304']; runpy.run_module('kvstore_svc', run_name='__main__')"
+        "'--disk-capacity-bytes', '0', '--capacity-bytes', '4194304']; runpy.run_module('kvstore_svc', run_name='__main__')"
     )
     refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
@@ -110,4 +111,4 @@ def test_it_stops_in_good_order_though_clients_are_there(store: StoreProcess, nu
         assert store.process.wait(TIMEOUT_S) == 0
         assert not store.shm_socket.exists()
         assert "Traceback" not in store.log
-        assert client.load([(key(1), memoryview(bytearray(4096)))], 1.0).num_loaded == 0
+        assert client.load([(key(1), memoryview(bytearray(4096)))], Patience(1.0)).num_loaded == 0

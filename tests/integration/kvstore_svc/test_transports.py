@@ -12,6 +12,7 @@ import pytest
 from common.degraded import DegradedPaths
 from common.errors import InvalidParameter, OctavoError
 from common.ids import BlockKey
+from common.patience import Patience
 from common.rpc.channel import ChannelSecurity
 from common.rpc.status import from_rpc_error
 from common.shm.checksum import checksum
@@ -59,7 +60,7 @@ def test_a_block_reads_the_same_over_both_transports(empty_store: StoreProcess, 
     for reader in TRANSPORTS:
         into = make_buffers(blocks)
         with closing(empty_store.client(reader, block_bytes=block_bytes)) as client:
-            report = client.load(into, 10.0)
+            report = client.load(into, Patience(10.0))
         assert (report.num_loaded, report.num_by_tier, report.reason) == (2, {"shm": 2}, "")
         assert [bytes(data) for _, data in into] == [bytes(data) for _, data in blocks]
 
@@ -70,7 +71,7 @@ def test_loading_stops_at_the_first_block_that_is_not_there(empty_store: StorePr
     with closing(empty_store.client(transport)) as client:
         client.save([blocks[0], blocks[1], blocks[3]])
 
-        report = client.load(make_buffers(blocks), 5.0)
+        report = client.load(make_buffers(blocks), Patience(5.0))
 
     assert (report.num_loaded, report.reason) == (2, "not in the store")
     assert empty_store.stats().tiers[0].num_leased_blocks == 0
@@ -95,14 +96,14 @@ def test_a_flipped_bit_is_a_miss_and_is_counted(store: StoreProcess, transport: 
         client.save(blocks)
         flip_a_bit(store, 1)
 
-        report = client.load(make_buffers(blocks), 5.0)
+        report = client.load(make_buffers(blocks), Patience(5.0))
 
         assert report.num_loaded == 1
         stats = store.stats()
         assert (stats.num_checksum_mismatches, stats.tiers[0].num_blocks, stats.tiers[0].num_leased_blocks) == (1, 2, 0)
         assert client.save(blocks).num_written == 1
         into = make_buffers(blocks)
-        assert client.load(into, 5.0).num_loaded == 3
+        assert client.load(into, Patience(5.0)).num_loaded == 3
         assert [bytes(data) for _, data in into] == [bytes(data) for _, data in blocks]
     assert degraded.counts["kvstore_corrupt"] == (1 if transport == "shm" else 0)
 
@@ -147,8 +148,8 @@ def test_the_store_evicts_the_oldest_to_make_room(empty_store: StoreProcess, tra
             assert client.save([block]).num_written == 1
         for block in make_blocks(4, MIB // 2 + 1, first=100):
             assert client.save([block]).num_written == 1
-        assert client.load(make_buffers(blocks[:1]), 5.0).num_loaded == 0
-        assert client.load(make_buffers(blocks[-1:]), 5.0).num_loaded == 1
+        assert client.load(make_buffers(blocks[:1]), Patience(5.0)).num_loaded == 0
+        assert client.load(make_buffers(blocks[-1:]), Patience(5.0)).num_loaded == 1
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -167,7 +168,7 @@ def test_a_store_full_of_held_blocks_refuses_writes_and_goes_on_serving(empty_st
         assert (report.num_failed, report.reason) == (1, "STORE_FULL")
         assert degraded.counts["kvstore_full"] == 1
         into = make_buffers(blocks)
-        assert client.load(into, 5.0).num_loaded == 3
+        assert client.load(into, Patience(5.0)).num_loaded == 3
         assert [bytes(data) for _, data in into] == [bytes(data) for _, data in blocks]
         holder.close()
         wait_until(lambda: client.save(make_blocks(1, MIB, first=10)).num_failed == 0)
@@ -179,12 +180,12 @@ def test_a_stalled_store_costs_a_client_its_timeout_and_no_more(store: StoreProc
         client.save(blocks)
         store.process.send_signal(signal.SIGSTOP)
 
-        report = client.load(make_buffers(blocks), 0.2)
+        report = client.load(make_buffers(blocks), Patience(0.2))
 
         assert report.num_loaded == 0
         assert report.reason
         store.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: client.load(make_buffers(blocks), 5.0).num_loaded == 1)
+        wait_until(lambda: client.load(make_buffers(blocks), Patience(5.0)).num_loaded == 1)
         assert client.transport == ("shm", "")
 
 
@@ -247,16 +248,16 @@ def test_a_call_that_is_broken_off_holds_nothing(store: StoreProcess, transport:
 
     with closing(store.client(transport)) as client:
         client.save(make_blocks(2, 4096))
-        for call in (lambda blocks: client.save(blocks), lambda blocks: client.load(blocks, 5.0)):
+        for call in (lambda blocks: client.save(blocks), lambda blocks: client.load(blocks, Patience(5.0))):
             with pytest.raises(BrokenOffError):
                 call(BreaksOff(make_buffers(make_blocks(2, 4096, first=1))))
             wait_until(lambda: store.stats().tiers[0].num_leased_blocks == 0)
-        assert client.load(make_buffers(make_blocks(2, 4096)), 5.0).num_loaded == 2
+        assert client.load(make_buffers(make_blocks(2, 4096)), Patience(5.0)).num_loaded == 2
 
 
 def test_a_buffer_that_cannot_be_written_is_the_callers_bug(empty_store: StoreProcess) -> None:
     with closing(empty_store.client()) as client, pytest.raises(ValueError, match="read-only"):
-        client.load([(key(1), memoryview(bytes(4096)))], 1.0)
+        client.load([(key(1), memoryview(bytes(4096)))], Patience(1.0))
 
 
 def error_of(call: Callable[[], object]) -> OctavoError:

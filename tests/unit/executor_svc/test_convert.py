@@ -5,8 +5,10 @@ from array import array
 import pytest
 
 from common.errors import InvalidParameter
+from common.patience import Patience
 from common.token_ids import pack_token_ids
 from executor_svc import convert
+from executor_svc.clients.kvstore_report import TierReading
 from executor_svc.core.plan import Chunk, NewSequence, SequenceFailure, StepPlan
 from executor_svc.core.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 from executor_svc.runner import Sampled, StepOutcome
@@ -91,10 +93,13 @@ def test_transfers_arrive_and_leave_whole() -> None:
     blocks = [pb.KeyedBlock(key=b"a" * 32, block_id=3)]
     expected = [(b"a" * 32, 3)]
 
-    assert convert.load_from_pb(pb.LoadBlocks(load_id=1, blocks=blocks, timeout_s=0.5)) == Load(1, expected, 0.5)  # type: ignore[arg-type]
+    load = pb.LoadBlocks(load_id=1, blocks=blocks, timeout_s=0.5, timeout_per_block_s=0.25)
+    assert convert.load_from_pb(load) == Load(1, expected, Patience(0.5, 0.25))  # type: ignore[arg-type]
     assert convert.save_from_pb(pb.SaveBlocks(save_id=2, blocks=blocks)) == Save(2, expected)  # type: ignore[arg-type]
-    assert convert.transfer_to_pb(LoadDone(1, 2, {"shm": 2}, "why", 0.5)) == pb.RunSessionResponse(
-        blocks_loaded=pb.BlocksLoaded(load_id=1, num_loaded=2, num_by_tier={"shm": 2}, reason="why", seconds=0.5)
+    readings = [TierReading("shm", 2, 0.1, 0.2)]
+    tiers = [pb.TierLoading(tier="shm", num_blocks=2, first_s=0.1, seconds=0.2)]
+    assert convert.transfer_to_pb(LoadDone(1, 2, {"shm": 2}, "why", 0.5, readings)) == pb.RunSessionResponse(
+        blocks_loaded=pb.BlocksLoaded(load_id=1, num_loaded=2, num_by_tier={"shm": 2}, reason="why", seconds=0.5, tiers=tiers)
     )
     assert convert.transfer_to_pb(SaveDone(2, 1, 2, 3, "full")) == pb.RunSessionResponse(
         blocks_saved=pb.BlocksSaved(save_id=2, num_written=1, num_present=2, num_failed=3, reason="full")

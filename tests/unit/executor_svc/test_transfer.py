@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from common.ids import BlockId, BlockKey
+from common.patience import Patience
 from executor_svc.clients.kvstore import LoadReport, SaveReport
 from executor_svc.kvcache.pool import KvPool
 from executor_svc.transfer import Load, LoadDone, Save, SaveDone, TransferThread
@@ -38,7 +39,10 @@ class MemoryStore:
             self.blocks[key] = bytes(data)
         return SaveReport(num_written=len(blocks))
 
-    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], timeout_s: float) -> LoadReport:
+    def look_after(self) -> None:
+        pass
+
+    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
         self._begin("load")
         num_loaded = 0
         for key, data in blocks:
@@ -84,7 +88,7 @@ def test_what_is_saved_is_loaded_into_other_blocks(rig: Rig) -> None:
     rig.transfers.submit(1, Save(5, blocks(2, 3)))
     assert rig.outcomes.get(timeout=5) == (1, SaveDone(5, num_written=2))
     rig.pool.zero()
-    rig.transfers.submit(1, Load(6, blocks(0, 1, 4), timeout_s=1.0))
+    rig.transfers.submit(1, Load(6, blocks(0, 1, 4), Patience(1.0)))
 
     session, done = rig.outcomes.get(timeout=5)
 
@@ -99,7 +103,7 @@ def test_loads_overtake_saves_that_wait(rig: Rig) -> None:
     rig.transfers.submit(1, Save(1, blocks(0)))
     rig.store.started.wait(5)
     rig.transfers.submit(1, Save(2, blocks(1)))
-    rig.transfers.submit(1, Load(3, blocks(2), timeout_s=1.0))
+    rig.transfers.submit(1, Load(3, blocks(2), Patience(1.0)))
     rig.store.gate.set()
     for _ in range(3):
         rig.outcomes.get(timeout=5)
@@ -110,9 +114,9 @@ def test_loads_overtake_saves_that_wait(rig: Rig) -> None:
 def test_a_new_session_waits_for_the_running_copy_and_forgets_the_waiting_ones(rig: Rig) -> None:
     """No copy of an older session touches a block of the new one."""
     rig.store.gate.clear()
-    rig.transfers.submit(1, Load(1, blocks(0), timeout_s=1.0))
+    rig.transfers.submit(1, Load(1, blocks(0), Patience(1.0)))
     rig.store.started.wait(5)
-    rig.transfers.submit(1, Load(2, blocks(1), timeout_s=1.0))
+    rig.transfers.submit(1, Load(2, blocks(1), Patience(1.0)))
     opened = threading.Event()
 
     def open_session() -> None:
@@ -134,7 +138,7 @@ def test_without_a_store_everything_is_a_miss() -> None:
     outcomes: queue.Queue[LoadDone | SaveDone] = queue.Queue()
     transfers = TransferThread(KvPool(LAYERS, 2, 4, torch.float32), None, lambda session, done: outcomes.put(done))
     transfers.start_session(1)
-    transfers.submit(1, Load(1, blocks(0), timeout_s=1.0))
+    transfers.submit(1, Load(1, blocks(0), Patience(1.0)))
     transfers.submit(1, Save(2, blocks(0, 1)))
 
     assert outcomes.get(timeout=5) == LoadDone(1, reason="this executor has no block store")
@@ -143,7 +147,7 @@ def test_without_a_store_everything_is_a_miss() -> None:
 
 
 def test_a_block_outside_the_pool_is_reported_and_touches_nothing(rig: Rig) -> None:
-    rig.transfers.submit(1, Load(1, blocks(0, 8), timeout_s=1.0))
+    rig.transfers.submit(1, Load(1, blocks(0, 8), Patience(1.0)))
 
     assert rig.outcomes.get(timeout=5) == (1, LoadDone(1, reason="block ids outside the pool: [8]"))
     assert rig.store.calls == []
@@ -173,7 +177,7 @@ def test_memory_that_takes_few_blocks_at_once_gets_them_in_groups() -> None:
         pool.layer_caches[0].key[block] = float(block + 1)
     transfers.submit(1, Save(1, blocks(0, 1, 2)))
     saved = outcomes.get(timeout=5)
-    transfers.submit(1, Load(2, blocks(4, 5, 6, 7), timeout_s=1.0))
+    transfers.submit(1, Load(2, blocks(4, 5, 6, 7), Patience(1.0)))
     loaded = outcomes.get(timeout=5)
     transfers.stop()
 

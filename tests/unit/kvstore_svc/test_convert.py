@@ -53,11 +53,11 @@ def test_bad_client_ids_are_refused(client_id: str) -> None:
 @pytest.mark.parametrize("wait", [duration_pb2.Duration(seconds=-1), duration_pb2.Duration(seconds=61)])
 def test_bad_waits_are_refused(wait: duration_pb2.Duration) -> None:
     with pytest.raises(InvalidParameter, match=r"max_wait.*0 to 60 s"):
-        convert.wait_s_from_pb(wait)
+        convert.wait_s_from_pb(wait, "max_wait")
 
 
 def test_durations_keep_their_value() -> None:
-    assert convert.wait_s_from_pb(convert.duration_to_pb(1.25)) == 1.25
+    assert convert.wait_s_from_pb(convert.duration_to_pb(1.25), "max_wait") == 1.25
 
 
 def test_a_checksum_has_sixteen_bytes() -> None:

@@ -26,4 +26,9 @@ def test_counters_come_by_tier() -> None:
 
     assert 'octavo_kvstore_capacity_bytes{tier="shm"} 24576.0' in text
     assert 'octavo_kvstore_hits_total{tier="disk"} 0.0' in text
+    assert 'octavo_kvstore_tier_up{tier="disk"} 1.0' in text
+    assert 'octavo_kvstore_bad_total{tier="disk"} 0.0' in text
+    assert 'octavo_kvstore_read_bytes_total{tier="disk"} 0.0' in text
+    assert 'octavo_kvstore_read_seconds_total{tier="disk"} 0.0' in text
+    assert "octavo_kvstore_largest_free_run_bytes 24576.0" in text
     assert "octavo_kvstore_checksum_mismatches_total 0.0" in text

@@ -141,6 +141,12 @@ class FakeScheduler(
             idle_ratio=0.25,
         )
         tier = admin.TierLoad(tier="shm", capacity_bytes=1 << 30, used_bytes=1 << 20, num_blocks=7, num_hits=3)
+        tier.largest_free_run_bytes = (tier.capacity_bytes - tier.used_bytes) // 2
+        disk = admin.TierLoad(tier="disk", capacity_bytes=1 << 40, used_bytes=1 << 30, num_blocks=700)
+        disk.num_hits, disk.num_misses, disk.num_verify_failures, disk.num_timeouts = 3 * self._num_looks, self._num_looks, 2, 5
+        disk.read_bytes, disk.read_s, disk.read_latency_s = self._num_looks << 30, 0.5 * self._num_looks, 0.004
+        disk.load_bytes_per_s = 3 << 29
+        disk.unavailable_reason = "/kv: no space left"
         return admin.Load(
             uptime_s=2.0 * self._num_looks,
             num_running_requests=4,
@@ -149,7 +155,7 @@ class FakeScheduler(
             num_cached_tokens=50,
             num_output_tokens=80 * self._num_looks,
             executors=[executor] * self._num_executors,
-            tiers=[tier],
+            tiers=[tier, disk],
             degraded={"kvstore_unavailable": 6},
             cached_tokens_by_tier={"device": 50},
         )

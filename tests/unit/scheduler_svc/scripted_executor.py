@@ -115,13 +115,30 @@ class ScriptedStore:
         self.reason = ""
         self.tiers = list(tiers)
         self.asked: list[list[BlockKey]] = []
+        self.used: list[list[BlockKey]] = []
+        self.prefetched: list[list[BlockKey]] = []
+        self.num_ended_prefetches = 0
+        self.may_come = asyncio.Event()
+        self.may_come.set()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def lookup(self, keys: Sequence[BlockKey], timeout_s: float) -> list[str]:
+    async def lookup(self, keys: Sequence[BlockKey], timeout_s: float, wait_s: float) -> list[str]:
         self.asked.append(list(keys))
         await self.may_answer.wait()
         return self.tiers[: len(keys)]
+
+    async def note_use(self, keys: Sequence[BlockKey]) -> None:
+        self.used.append(list(keys))
+
+    async def prefetch(self, keys: Sequence[BlockKey], fingerprint: bytes, block_bytes: int) -> AsyncIterator[str]:
+        self.prefetched.append(list(keys))
+        try:
+            for tier in self.tiers[-len(keys) :]:
+                await self.may_come.wait()
+                yield tier
+        finally:
+            self.num_ended_prefetches += 1
 
 
 def make_request(name: str = "r", prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 8, **changes: Any) -> Request:

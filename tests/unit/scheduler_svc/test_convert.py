@@ -1,4 +1,5 @@
 from common.ids import BlockId, BlockKey, SeqId
+from common.patience import Patience
 from common.token_ids import pack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc import convert
@@ -46,7 +47,7 @@ def test_stop_ids_are_sent_only_when_they_have_to_be_suppressed() -> None:
 
 def test_transfers_keep_the_order_of_their_blocks() -> None:
     blocks = tuple(core.KeyedBlock(BlockKey(bytes([i]) * 32), BlockId(9 - i)) for i in range(3))
-    load = convert.load_command(core.LoadPlan(5, blocks), 0.5).load_blocks
+    load = convert.load_command(core.LoadPlan(5, blocks), Patience(0.5, 0.25)).load_blocks
     save = convert.save_command(core.SavePlan(6, blocks)).save_blocks
     assert (load.load_id, load.timeout_s, save.save_id) == (5, 0.5, 6)
     assert [b.block_id for b in load.blocks] == [b.block_id for b in save.blocks] == [9, 8, 7]

@@ -291,6 +291,42 @@ async def test_stored_blocks_are_loaded_before_the_request_runs() -> None:
         assert generation.cached_tokens_by_tier == {"shm": 4, "disk": 4}
 
 
+async def test_blocks_of_a_request_that_finds_no_room_come_up_while_it_waits_and_are_loaded_when_there_is() -> None:
+    store = ScriptedStore()
+    executor = ScriptedExecutor(kv_transport="shm", num_blocks=8)
+    async with running(executor, store=store) as engine:
+        await engine.submit(make_request("first", prompt=range(1, 29), max_tokens=2), RecordedOutput())
+        await settle()
+        store.tiers = ["disk", "disk", "disk"]
+        await engine.submit(make_request("second", prompt=range(61, 75), max_tokens=2), RecordedOutput())
+        await settle()
+        link = executor.links[0]
+        assert store.prefetched == [store.asked[1]] and not any(c.HasField("load_blocks") for c in link.commands)
+        await link.answer(link.plans[0], 9)
+        await link.answer(link.plans[1], 9)
+        (load,) = [command.load_blocks for command in link.commands if command.HasField("load_blocks")]
+        assert [block.key for block in load.blocks] == store.asked[1]
+
+
+async def test_a_prefetch_ends_with_its_request() -> None:
+    store = ScriptedStore(["disk", "disk", "disk"])
+    store.may_come.clear()
+    executor = ScriptedExecutor(kv_transport="shm", num_blocks=8)
+    async with running(executor, store=store) as engine:
+        store.tiers = []
+        await engine.submit(make_request("first", prompt=range(1, 29), max_tokens=2), RecordedOutput())
+        await settle()
+        store.tiers = ["disk", "disk", "disk"]
+        await engine.submit(make_request("second", prompt=range(61, 75), max_tokens=2), RecordedOutput())
+        await settle()
+        assert len(store.prefetched) == 1 and store.num_ended_prefetches == 0
+
+        assert engine.cancel(make_request("second").request_id, Cancelled("by the test"))
+        await settle()
+
+        assert store.num_ended_prefetches == 1
+
+
 async def test_a_request_that_is_cancelled_during_its_look_up_is_never_queued() -> None:
     store = ScriptedStore(["shm"])
     store.may_answer.clear()

@@ -10,6 +10,7 @@ from common.clock import MonotonicClock
 from common.degraded import DegradedPaths
 from common.errors import StaleEpoch
 from common.ids import BlockKey, Epoch, SessionId
+from common.patience import Patience
 from common.shm.checksum import checksum
 from common.shm.slab import PAGE_BYTES
 from kvstore_svc.core.block import Layout
@@ -65,12 +66,12 @@ def put_above(shm: ShmTier, session: Session, number: int) -> None:
 
 async def write(stack: TierStack, session: Session, number: int) -> None:
     put_above(stack.shm, session, number)
-    stack.committed([key(number)])
+    await stack.committed([key(number)])
     await stack.settle()
 
 
 async def acquire(stack: TierStack, session: Session, *numbers: int, wait_s: float = 10.0) -> list[Acquired]:
-    batches = stack.acquire(session, [key(n) for n in numbers], max_wait_s=wait_s, prefix_only=True)
+    batches = stack.acquire(session, [key(n) for n in numbers], patience=Patience(wait_s), prefix_only=True)
     return [acquired async for batch in batches for acquired in batch]
 
 
@@ -149,7 +150,7 @@ async def test_what_is_ready_is_handed_out_before_the_wait_for_the_rest(shm: Shm
     put_above(shm, session, 1)
     put_below(tier, 2)
     tier.gate.clear()
-    batches = stack.acquire(session, [key(1), key(2)], max_wait_s=10.0, prefix_only=True)
+    batches = stack.acquire(session, [key(1), key(2)], patience=Patience(10.0), prefix_only=True)
 
     first = await anext(batches)
     tier.gate.set()

@@ -139,8 +139,13 @@ def test_top_shows_rates_blocks_tiers_and_degraded_paths_once(served: Served) ->
     assert result.exit_code == 0
     for text in ("4 running", "2 waiting", "40.0/s output", "(25%)", "kvstore_unavailable 6", "1.0 MiB", "12.5", "25%"):
         assert text in result.stdout
+    assert "tiers off  disk: /kv: no space left" in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("executor-0"))
     assert row.split()[1:7] == ["5", "100", "40", "10", "25", "35"]
+    rows = [line for line in result.stdout.splitlines() if line.startswith(("shm", "disk"))]
+    assert "50%" in rows[0]
+    assert rows[1].split()[-5:] == ["700", "6", "2", "75%", "0"]
+    assert rows[3].split() == ["disk", "2.0", "GiB/s", "4.0", "1.5", "GiB/s", "2", "5"]
 
 
 def test_chat_remembers_forgets_and_ends(served: Served) -> None:
