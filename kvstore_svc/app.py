@@ -16,6 +16,8 @@ from kvstore_svc.handover import HandoverServer
 from kvstore_svc.metrics import serve_metrics
 from kvstore_svc.service import KvStoreService
 from kvstore_svc.settings import KvStoreSettings
+from kvstore_svc.tiers.base import LowerTier
+from kvstore_svc.tiers.redis_tier import RedisConfig, RedisTier
 from kvstore_svc.tiers.shm import ShmTier, create_slabs
 from kvstore_svc.tiers.stack import TierStack
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
@@ -45,7 +47,13 @@ async def serve(settings: KvStoreSettings) -> None:
             quarantine_s=settings.quarantine_s,
         )
         closing.callback(shm.close)
-        tiers = TierStack(shm, [], clock=clock, degraded=DegradedPaths())
+        degraded = DegradedPaths()
+        lower: list[LowerTier] = []
+        if settings.redis_url.get_secret_value():
+            redis = RedisTier(_redis_config(settings), clock=clock, degraded=degraded)
+            closing.push_async_callback(redis.close)
+            lower.append(redis)
+        tiers = TierStack(shm, lower, clock=clock, degraded=degraded)
         closing.push_async_callback(tiers.close)
         service = KvStoreService(tiers, handover, clock, session_ttl_s=settings.session_ttl_s, heartbeat_s=settings.heartbeat_s)
         pb_grpc.add_KvStoreServiceServicer_to_server(service, rpc.grpc)
@@ -66,6 +74,17 @@ async def serve(settings: KvStoreSettings) -> None:
         background.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await background
+
+
+def _redis_config(settings: KvStoreSettings) -> RedisConfig:
+    return RedisConfig(
+        url=settings.redis_url.get_secret_value(),
+        num_connections=settings.redis_connections,
+        ttl_s=settings.redis_ttl_s,
+        timeout_s=settings.redis_timeout_s,
+        lookup_timeout_s=settings.redis_lookup_timeout_s,
+        off_s=settings.redis_off_s,
+    )
 
 
 async def _in_background(*forever: Coroutine[None, None, None]) -> None:

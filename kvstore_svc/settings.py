@@ -34,6 +34,19 @@ class KvStoreSettings(ServiceSettings):
     quarantine_s: float = Field(
         300.0, ge=0, description="memory that a silent but living process may still write is reported as lost after this time"
     )
+    redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="redis://, rediss:// or unix:// URL of a Redis or Valkey server for blocks; empty: no such tier",
+    )
+    redis_connections: int = Field(6, ge=1, le=64, description="connections to Redis that carry blocks, one block at a time each")
+    redis_ttl_s: int = Field(86_400, ge=1, description="a block that nobody has read for so long is forgotten by Redis")
+    redis_timeout_s: float = Field(
+        0.5, gt=0, le=60, description="longest connect, and longest transfer of a block, then it is a miss"
+    )
+    redis_lookup_timeout_s: float = Field(
+        0.03, gt=0, le=60, description="longest look-up in Redis, then its blocks are not there"
+    )
+    redis_off_s: float = Field(5.0, gt=0, description="a Redis that fails again and again is left alone for so long")
     tls_cert: Path | None = Field(None, description="PEM file of the server's certificate")
     tls_key: Path | None = Field(None, description="PEM file of its key")
     tls_client_ca: Path | None = Field(None, description="PEM file of the authority whose certificates clients must show")

@@ -27,7 +27,12 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """Of one tier: gauges of now, counters since its start."""
+    """Of one tier: gauges of now, counters since its start.
+
+    Attributes:
+        num_bad: what was kept under a key and was not the block; each counts as a miss too.
+        unavailable_reason: why the tier is left alone for the moment, for people; empty: it is not.
+    """
 
     capacity_bytes: int
     used_bytes: int
@@ -36,6 +41,8 @@ class TierCounts:
     num_misses: int
     num_evictions: int
     num_writes: int
+    num_bad: int = 0
+    unavailable_reason: str = ""
 
 
 class LowerTier(Protocol):

@@ -1,0 +1,261 @@
+"""One connection to a Redis or Valkey server. Blocking: for one thread at a time, except abort.
+
+Knows the protocol and deadlines. Does not know blocks, circuit breakers or asyncio. The library reads the URL, connects,
+speaks TLS and authenticates, and its parser reads small replies. A block's bytes are received right into the caller's
+memory, past the library, which would make a bytes object of them first (docs/decisions has the figures).
+
+Nothing on the wire is trusted: a reply that is not what was asked for ends the connection, so that no late or foreign byte is
+ever taken for the answer to the next question.
+"""
+
+import contextlib
+import enum
+import select
+import socket
+from collections.abc import Sequence
+from typing import Any, cast
+
+import hiredis
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import InvalidResponse, ResponseError
+from redis.retry import Retry
+
+from common.clock import Clock
+from common.errors import StartupError
+
+# All that goes wrong with a server or a network. ValueError: the library decodes what servers say in its handshake.
+FAILURES = (OSError, redis.RedisError, hiredis.HiredisError, ValueError)
+_READ_BYTES = 64 * 1024
+# Of replies that hold no block: longer ones are no answer to anything that is asked here.
+_MAX_REPLY_BYTES = 1 << 20
+_NOT_ENOUGH = object()
+
+
+class Fetched(enum.Enum):
+    """What became of a fetch."""
+
+    HIT = "the value is there, with the length that was asked for"
+    ABSENT = "no value"
+    BAD = "a value that cannot be the one that was asked for"
+
+
+class RedisConnection:
+    """See the module's first lines. It connects when connect is called, and not again after a failure: make a new one.
+
+    Args:
+        pool: where the library's connection comes from; see connection_pool.
+        clock: of deadlines.
+    """
+
+    def __init__(self, pool: Any, clock: Clock):
+        self._library = pool.make_connection()
+        self._clock = clock
+        self._is_aborted = False
+        self._reader = _new_reader()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is connected and quiet. Something to read before a question was asked is the end, or out of step."""
+        sock = self._library._sock
+        if sock is None or self._is_aborted:
+            return False
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return not poll.poll(0)
+
+    def connect(self) -> None:
+        """Connects and authenticates, in the time that the pool's connections have for it.
+
+        Raises:
+            one of FAILURES
+        """
+        try:
+            self._library.connect()
+            if self._is_aborted:
+                raise ConnectionAbortedError("given up while it connected")
+        except BaseException:
+            self.close()
+            raise
+
+    def abort(self) -> None:
+        """Ends it from another thread: the call that is under way fails at once."""
+        self._is_aborted = True
+        sock = self._library._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of a TLS socket too: its own shutdown may not race with a read
+
+    def close(self) -> None:
+        """Gives the socket back. Not while a call is under way."""
+        self._library.disconnect()
+
+    def call(self, commands: Sequence[Sequence[bytes]], *, deadline_s: float) -> list[Any]:
+        """Sends commands at once and reads a small reply to each; a reply that is an error is a ResponseError in the list.
+
+        Raises:
+            one of FAILURES; the connection is closed then.
+        """
+        try:
+            self._send([_pack(commands)], deadline_s)
+            replies = [self._read_reply(deadline_s) for _ in commands]
+            if self._reader.has_data():
+                raise InvalidResponse("more replies than commands")
+            return replies
+        except BaseException:
+            self.close()
+            raise
+
+    def call_until(self, commands: Sequence[Sequence[bytes]], *, deadline_s: float) -> list[Any]:
+        """The same, but the replies that came in time are good: then the connection is closed and the list is shorter.
+
+        Raises:
+            one of FAILURES; TimeoutError when nothing came in time.
+        """
+        replies: list[Any] = []
+        try:
+            self._send([_pack(commands)], deadline_s)
+            for _ in commands:
+                replies.append(self._read_reply(deadline_s))
+        except TimeoutError:
+            self.close()
+            if not replies:
+                raise
+        except BaseException:
+            self.close()
+            raise
+        return replies
+
+    def fetch(self, command: Sequence[bytes], header: memoryview, into: memoryview, *, deadline_s: float) -> Fetched:
+        """Receives one long string.
+
+        Args:
+            command: GET or GETEX.
+            header: the string's first bytes; undefined unless it is a HIT.
+            into: the rest of it, likewise.
+            deadline_s: of the clock.
+
+        Raises:
+            one of FAILURES; the connection is closed then.
+        """
+        try:
+            self._send([_pack([command])], deadline_s)
+            return self._read_string(header, into, deadline_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def store(self, before: bytes, data: memoryview, after: bytes, *, deadline_s: float) -> Any:
+        """Sends one command that has data in it, without copying it, and reads the small reply.
+
+        Raises:
+            one of FAILURES; the connection is closed then.
+        """
+        try:
+            self._send([before, data, after], deadline_s)
+            return self._read_reply(deadline_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _socket(self, deadline_s: float) -> Any:
+        """The socket, with what is left of the time as its timeout."""
+        remaining_s = deadline_s - self._clock.now()
+        if remaining_s <= 0:
+            raise TimeoutError("no answer in time")
+        sock = self._library._sock
+        if sock is None or self._is_aborted:
+            raise ConnectionAbortedError("the connection was given up")
+        sock.settimeout(remaining_s)
+        return sock
+
+    def _send(self, pieces: Sequence[bytes | memoryview], deadline_s: float) -> None:
+        for piece in pieces:
+            self._socket(deadline_s).sendall(piece)
+
+    def _receive(self, into: memoryview, deadline_s: float) -> int:
+        num_bytes: int = self._socket(deadline_s).recv_into(into)
+        if num_bytes == 0:
+            raise ConnectionResetError("the server closed the connection")
+        return num_bytes
+
+    def _receive_all(self, into: memoryview, deadline_s: float) -> None:
+        start = 0
+        while start < len(into):
+            start += self._receive(into[start:], deadline_s)
+
+    def _read_reply(self, deadline_s: float) -> Any:
+        num_bytes = 0
+        while (reply := self._reader.gets(False)) is _NOT_ENOUGH:
+            if num_bytes > _MAX_REPLY_BYTES:
+                raise InvalidResponse(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
+            received = self._receive(self._buffer, deadline_s)
+            self._reader.feed(self._buffer, 0, received)
+            num_bytes += received
+        return reply
+
+    def _read_string(self, header: memoryview, into: memoryview, deadline_s: float) -> Fetched:
+        """The reply to GET. Its first line is expected to be the length; what follows is received where it belongs."""
+        wanted = b"$%d\r\n" % (len(header) + len(into))
+        head = memoryview(bytearray(len(wanted) + len(header)))
+        end = num_bytes = 0
+        while end <= 0:
+            num_bytes += self._receive(head[num_bytes:], deadline_s)
+            end = bytes(head[:num_bytes]).find(b"\r\n")
+            if end <= 0 and num_bytes == len(head):
+                raise InvalidResponse(f"no reply to GET: {bytes(head[:64])!r}")
+        line = bytes(head[: end + 2])
+        if line == wanted:
+            self._receive_all(head[num_bytes:], deadline_s)
+            header[:] = head[len(wanted) :]
+            self._receive_all(into, deadline_s)
+            self._receive_all(head[:2], deadline_s)
+            if bytes(head[:2]) != b"\r\n":
+                raise InvalidResponse("a string does not end where it should")
+            return Fetched.HIT
+        if line.startswith(b"$") and line[1:-2].isdigit():
+            self.close()  # a string of another length is on its way; nobody wants to wait for it
+            return Fetched.BAD
+        if num_bytes > len(line):
+            raise InvalidResponse(f"more than a reply to GET: {bytes(head[:64])!r}")
+        if line == b"$-1\r\n":
+            return Fetched.ABSENT
+        if line.startswith(b"-WRONGTYPE"):
+            return Fetched.BAD
+        if line.startswith(b"-"):
+            raise ResponseError(line[1:-2].decode("utf-8", "replace"))
+        raise InvalidResponse(f"no reply to GET: {line[:64]!r}")
+
+
+def connection_pool(url: str, timeout_s: float) -> Any:
+    """Where connections come from; none is opened.
+
+    Args:
+        url: redis://, rediss:// or unix://, with user, password, database and options of the library.
+        timeout_s: to connect, and for each answer of the handshake.
+
+    Raises:
+        StartupError: url is none. The message does not repeat it: it may hold a password.
+    """
+    try:
+        pool = redis.ConnectionPool.from_url(
+            url,
+            socket_connect_timeout=timeout_s,
+            socket_timeout=timeout_s,
+            socket_read_size=_READ_BYTES,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+        )
+        pool.make_connection()
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise StartupError(f"--redis-url: {error}; expected redis://HOST:PORT, rediss://HOST:PORT or unix://PATH") from error
+    return pool
+
+
+def _pack(commands: Sequence[Sequence[bytes]]) -> bytes:
+    return b"".join(hiredis.pack_command(cast(Any, tuple(command))) for command in commands)
+
+
+def _new_reader() -> Any:
+    return hiredis.Reader(protocolError=InvalidResponse, replyError=ResponseError, notEnoughData=_NOT_ENOUGH)
