@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from redis.exceptions import ResponseError
+from redis.exceptions import InvalidResponse
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
@@ -45,8 +45,8 @@ class RedisClient:
         self._clock = clock
         self._degraded = degraded
         pool = connection_pool(url, timeout_s)
-        self._transfers = RedisWorkers(num_connections, lambda: RedisConnection(pool, clock))
-        self._questions = RedisWorkers(1, lambda: RedisConnection(pool, clock))
+        self._transfers = RedisWorkers(num_connections, lambda: RedisConnection(pool, timeout_s, clock))
+        self._questions = RedisWorkers(1, lambda: RedisConnection(pool, timeout_s, clock))
         self._breaker = CircuitBreaker(_MAX_FAILURES, off_s)
         self._reason = ""
 
@@ -83,14 +83,18 @@ class RedisClient:
         return await self.ask(lambda c, deadline_s: c.call(commands, deadline_s=deadline_s), self.timeout_s)
 
     async def look(self, *commands: Sequence[bytes]) -> list[Any] | None:
-        """The same, but an error as the first reply is a failure, and a server that is left alone gets its probe."""
+        """The same behind a PING, whose answer must be right; a server that is left alone gets its probe.
+
+        Returns:
+            Replies to commands.
+        """
         is_probe = self._breaker.begin_probe(self._clock.now())
         if not (self._breaker.is_closed or is_probe):
             return None
         replies = None
         try:
             replies = await self._ask(
-                lambda c, deadline_s: _without_error(c.call(commands, deadline_s=deadline_s)), self.timeout_s
+                lambda c, deadline_s: _behind_pong(c.call([(b"PING",), *commands], deadline_s=deadline_s)), self.timeout_s
             )
         finally:
             if is_probe:
@@ -128,7 +132,7 @@ class RedisClient:
             self._transfers.drop_queue()
 
 
-def _without_error(replies: list[Any]) -> list[Any]:
-    if isinstance(replies[0], ResponseError):
-        raise replies[0]
-    return replies
+def _behind_pong(replies: list[Any]) -> list[Any]:
+    if replies[0] != b"PONG":
+        raise InvalidResponse(f"PING is answered by {str(replies[0])[:100]!r}")
+    return replies[1:]

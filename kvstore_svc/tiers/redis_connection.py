@@ -1,8 +1,9 @@
 """One connection to a Redis or Valkey server. Blocking: for one thread at a time, except abort.
 
-Knows the protocol and deadlines. Does not know blocks, circuit breakers or asyncio. The library reads the URL, connects,
-speaks TLS and authenticates, and its parser reads small replies. A block's bytes are received right into the caller's
-memory, past the library, which would make a bytes object of them first (docs/decisions has the figures).
+Knows the protocol and deadlines. Does not know blocks, circuit breakers or asyncio. The library reads the URL, connects and
+speaks TLS; hiredis packs commands and reads small replies. A block's bytes are received right into the caller's memory, past
+the library, which would make a bytes object of them first (docs/decisions/ has the figures). Its handshake is not used either:
+its timeouts are per packet, so that a server that sends a byte now and then would hold a thread for ever.
 
 Nothing on the wire is trusted: a reply that is not what was asked for ends the connection, so that no late or foreign byte is
 ever taken for the answer to the next question.
@@ -45,11 +46,13 @@ class RedisConnection:
 
     Args:
         pool: where the library's connection comes from; see connection_pool.
+        timeout_s: to connect and authenticate.
         clock: of deadlines.
     """
 
-    def __init__(self, pool: Any, clock: Clock):
+    def __init__(self, pool: Any, timeout_s: float, clock: Clock):
         self._library = pool.make_connection()
+        self._timeout_s = timeout_s
         self._clock = clock
         self._is_aborted = False
         self._reader = _new_reader()
@@ -66,13 +69,18 @@ class RedisConnection:
         return not poll.poll(0)
 
     def connect(self) -> None:
-        """Connects and authenticates, in the time that the pool's connections have for it.
+        """Connects, authenticates and selects the database.
 
         Raises:
-            one of FAILURES
+            one of FAILURES; it is closed then.
         """
+        deadline_s = self._clock.now() + self._timeout_s
         try:
             self._library.connect()
+            for command in _handshake(self._library):
+                (reply,) = self.call([command], deadline_s=deadline_s)
+                if reply != b"OK":
+                    raise InvalidResponse(f"{command[0].decode()} is answered by {str(reply)[:100]!r}")
             if self._is_aborted:
                 raise ConnectionAbortedError("given up while it connected")
         except BaseException:
@@ -91,40 +99,28 @@ class RedisConnection:
         """Gives the socket back. Not while a call is under way."""
         self._library.disconnect()
 
-    def call(self, commands: Sequence[Sequence[bytes]], *, deadline_s: float) -> list[Any]:
+    def call(self, commands: Sequence[Sequence[bytes]], *, deadline_s: float, is_partial_good: bool = False) -> list[Any]:
         """Sends commands at once and reads a small reply to each; a reply that is an error is a ResponseError in the list.
+
+        Args:
+            commands: with their arguments.
+            deadline_s: of the clock.
+            is_partial_good: replies that came in time are good: then the list is shorter, and the connection is closed.
 
         Raises:
             one of FAILURES; the connection is closed then.
-        """
-        try:
-            self._send([_pack(commands)], deadline_s)
-            replies = [self._read_reply(deadline_s) for _ in commands]
-            if self._reader.has_data():
-                raise InvalidResponse("more replies than commands")
-            return replies
-        except BaseException:
-            self.close()
-            raise
-
-    def call_until(self, commands: Sequence[Sequence[bytes]], *, deadline_s: float) -> list[Any]:
-        """The same, but the replies that came in time are good: then the connection is closed and the list is shorter.
-
-        Raises:
-            one of FAILURES; TimeoutError when nothing came in time.
         """
         replies: list[Any] = []
         try:
             self._send([_pack(commands)], deadline_s)
             for _ in commands:
                 replies.append(self._read_reply(deadline_s))
-        except TimeoutError:
+            if self._reader.has_data():
+                raise InvalidResponse("more replies than commands")
+        except BaseException as error:
             self.close()
-            if not replies:
+            if not (is_partial_good and replies and isinstance(error, TimeoutError)):
                 raise
-        except BaseException:
-            self.close()
-            raise
         return replies
 
     def fetch(self, command: Sequence[bytes], header: memoryview, into: memoryview, *, deadline_s: float) -> Fetched:
@@ -233,7 +229,7 @@ def connection_pool(url: str, timeout_s: float) -> Any:
 
     Args:
         url: redis://, rediss:// or unix://, with user, password, database and options of the library.
-        timeout_s: to connect, and for each answer of the handshake.
+        timeout_s: to connect, and for each answer of a TLS handshake.
 
     Raises:
         StartupError: url is none. The message does not repeat it: it may hold a password.
@@ -244,13 +240,24 @@ def connection_pool(url: str, timeout_s: float) -> Any:
             socket_connect_timeout=timeout_s,
             socket_timeout=timeout_s,
             socket_read_size=_READ_BYTES,
-            protocol=2,
             retry=Retry(NoBackoff(), 0),
+            redis_connect_func=lambda connection: None,
         )
         pool.make_connection()
     except (ValueError, TypeError, redis.RedisError) as error:
         raise StartupError(f"--redis-url: {error}; expected redis://HOST:PORT, rediss://HOST:PORT or unix://PATH") from error
     return pool
+
+
+def _handshake(library: Any) -> list[tuple[bytes, ...]]:
+    """What a new connection says first."""
+    commands: list[tuple[bytes, ...]] = []
+    if library.username or library.password:
+        user = (library.username.encode(),) if library.username else ()
+        commands.append((b"AUTH", *user, (library.password or "").encode()))
+    if library.db:
+        commands.append((b"SELECT", b"%d" % library.db))
+    return commands
 
 
 def _pack(commands: Sequence[Sequence[bytes]]) -> bytes:

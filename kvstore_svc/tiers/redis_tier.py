@@ -7,13 +7,12 @@ Every failure of the server is a miss, see redis_client.py. The server evicts by
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import InvalidResponse, ResponseError
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
@@ -24,8 +23,8 @@ from kvstore_svc.tiers.redis_client import RedisClient
 from kvstore_svc.tiers.redis_connection import Fetched, RedisConnection
 from kvstore_svc.tiers.redis_value import HEADER_BYTES, KEY_PREFIX, pack_header, redis_key, unpack_header
 
-log = logging.getLogger(__name__)
 REFUSES_WRITES = "kvstore_redis_refuses_writes"
+BAD_VALUE = "kvstore_redis_bad_value"
 # A hit prolongs the block's life in the server this often: most hits do without a write in the server.
 _REFRESH_SHARE = 1 / 8
 _SCAN_COUNT = 1000
@@ -48,7 +47,7 @@ class RedisConfig:
     num_connections: int = 6
     ttl_s: int = 86_400
     timeout_s: float = 0.5
-    lookup_timeout_s: float = 0.03
+    lookup_timeout_s: float = 0.015
     off_s: float = 5.0
 
 
@@ -111,7 +110,7 @@ class RedisTier:
         """See LowerTier. Keys whose answer is late are not here."""
         commands = [(b"STRLEN", redis_key(key)) for key in keys]
         lengths = await self._client.ask(
-            lambda c, deadline_s: c.call_until(commands, deadline_s=deadline_s), self._config.lookup_timeout_s
+            lambda c, deadline_s: c.call(commands, deadline_s=deadline_s, is_partial_good=True), self._config.lookup_timeout_s
         )
         found = [isinstance(length, int) and length > HEADER_BYTES for length in lengths or ()]
         return found + [False] * (len(keys) - len(found))
@@ -130,7 +129,7 @@ class RedisTier:
         self._counts.num_misses += 1
         if fetched in (Fetched.HIT, Fetched.BAD):
             self._counts.num_bad += 1
-            log.error("block %s: the value in Redis is none of this key and length; removed", key.hex())
+            self._degraded.note(BAD_VALUE, f"the value of block {key.hex()} is none of this key and length; removed")
             await self.evict(key)
         return None
 
@@ -188,16 +187,20 @@ class RedisTier:
         )
 
     def _write(self, connection: RedisConnection, block: StoredBlock, data: memoryview, deadline_s: float) -> Any:
-        """b"OK": written; a ResponseError: refused; anything else: it was here. Runs on a thread."""
+        """b"OK": written; 1: it was here; a ResponseError: refused. Runs on a thread."""
         key, ttl = redis_key(block.key), b"%d" % self._config.ttl_s
         (is_here,) = connection.call([(b"EXPIRE", key, ttl)], deadline_s=deadline_s)
-        if is_here != 0:
+        if is_here == 1 or isinstance(is_here, ResponseError):
             return is_here
         header = pack_header(block)
         before = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (len(key), key, len(header) + len(data), header)
         after = b"\r\n$2\r\nNX\r\n$2\r\nEX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
         reply = connection.store(before, data, after, deadline_s=deadline_s)
-        return 1 if reply is None else reply  # None: another host was faster
+        if reply is None:
+            return 1  # another host was faster
+        if reply != b"OK" and not isinstance(reply, ResponseError):
+            raise InvalidResponse(f"SET is answered by {str(reply)[:100]!r}")
+        return reply
 
     async def _remove(self, names: Sequence[bytes]) -> int:
         replies = await self._client.call((b"UNLINK", *names)) if names else None
@@ -222,9 +225,9 @@ class RedisTier:
         """Finds out by itself that the server is gone, or back, and reads its gauges."""
         every_s = min(1.0, self._config.off_s / 4)
         while True:
-            replies = await self._client.look((b"PING",), (b"INFO", b"memory"), (b"INFO", b"stats"), (b"DBSIZE",))
+            replies = await self._client.look((b"INFO", b"memory"), (b"INFO", b"stats"), (b"DBSIZE",))
             if replies is not None:
-                self._gauges = _gauges(*replies[1:])
+                self._gauges = _gauges(*replies)
             await asyncio.sleep(every_s)
 
 

