@@ -19,6 +19,7 @@ class StackOptions:
         listen: address of the public API; None: a unix socket in the runtime folder.
         kv_blocks, kv_memory_bytes: device pool of each executor.
         store_capacity_bytes: of the block store.
+        redis_url: of a Redis or Valkey server below the block store; empty: none.
         threads: compute threads of each executor.
         token: bearer token of the public API.
     """
@@ -35,6 +36,7 @@ class StackOptions:
     max_model_len: int | None = None
     with_store: bool = True
     store_capacity_bytes: int | None = None
+    redis_url: str = field(default="", repr=False)
     threads: int | None = None
     token: str = field(default="", repr=False)
     tls_cert: Path | None = None
@@ -84,7 +86,8 @@ def services(options: StackOptions, model_folder: Path, runtime_folder: Path, nu
     if options.with_store:
         arguments = ("--listen", store_address.target, "--shm-socket", f"{runtime_folder}/shm.sock")
         capacity = _flags(capacity_bytes=options.store_capacity_bytes)
-        found.append(Service("kvstore", ("-m", "kvstore_svc", *arguments, *capacity, *level), store_address))
+        redis = {"OCTAVO_KVSTORE_REDIS_URL": options.redis_url} if options.redis_url else {}
+        found.append(Service("kvstore", ("-m", "kvstore_svc", *arguments, *capacity, *level), store_address, redis))
 
     threads = options.threads
     if threads is None and options.num_executors > 1:

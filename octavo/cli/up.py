@@ -27,6 +27,9 @@ def up(
     kv_memory: Annotated[str | None, typer.Option(help="KV memory of each executor, for example 2GiB.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest sequence in tokens.")] = None,
     store_capacity: Annotated[str | None, typer.Option(help="Shared memory of the block store, for example 1GiB.")] = None,
+    redis_url: Annotated[
+        str, typer.Option(envvar="OCTAVO_KVSTORE_REDIS_URL", help="Redis or Valkey below the block store.", show_default=False)
+    ] = "",
     no_store: Annotated[bool, typer.Option("--no-store", help="Without a block store.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of each executor.")] = None,
     token: Annotated[str, typer.Option(envvar="OCTAVO_TOKEN", help="Callers must send it.", show_default=False)] = "",
@@ -52,6 +55,7 @@ def up(
         max_model_len=max_model_len,
         with_store=not no_store,
         store_capacity_bytes=None if store_capacity is None else parse_bytes(store_capacity, "--store-capacity"),
+        redis_url=redis_url,
         threads=threads,
         token=token,
         tls_cert=tls_cert,
