@@ -45,6 +45,7 @@ async def serve(settings: KvStoreSettings) -> None:
             epoch,
             session_ttl_s=settings.session_ttl_s,
             quarantine_s=settings.quarantine_s,
+            max_events=settings.max_events,
         )
         closing.callback(shm.close)
         degraded = DegradedPaths()

@@ -11,6 +11,7 @@ from common.rpc.address import Address
 from common.rpc.security import ServerSecurity
 from common.settings import ServiceSettings, settings_config
 from common.shm.slab import MIN_SLAB_BYTES
+from kvstore_svc.core.block_store import MAX_EVENTS
 
 MAX_SLABS = 4096
 
@@ -33,6 +34,9 @@ class KvStoreSettings(ServiceSettings):
     heartbeat_s: float = Field(2.0, gt=0, description="how often clients give a sign of life")
     quarantine_s: float = Field(
         300.0, ge=0, description="memory that a silent but living process may still write is reported as lost after this time"
+    )
+    max_events: int = Field(
+        MAX_EVENTS, ge=1, le=1 << 24, description="changes that WatchEvents keeps; a reader further behind begins again"
     )
     redis_url: SecretStr = Field(
         SecretStr(""),
