@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from common.clock import Clock
 from common.errors import StartupError
+from kvstore_svc.tiers.redis_socket import DeadlineSocket, with_deadlines
 
 # All that goes wrong with a server or a network. ValueError: the library decodes what servers say in its handshake.
 FAILURES = (OSError, redis.RedisError, hiredis.HiredisError, ValueError)
@@ -55,17 +56,17 @@ class RedisConnection:
         self._timeout_s = timeout_s
         self._clock = clock
         self._is_aborted = False
+        self._socket: DeadlineSocket | None = None
         self._reader = _new_reader()
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
     @property
     def is_ready(self) -> bool:
         """Whether it is connected and quiet. Something to read before a question was asked is the end, or out of step."""
-        sock = self._library._sock
-        if sock is None or self._is_aborted:
+        if self._socket is None or self._is_aborted:
             return False
         poll = select.poll()
-        poll.register(sock, select.POLLIN)
+        poll.register(self._library._sock, select.POLLIN)
         return not poll.poll(0)
 
     def connect(self) -> None:
@@ -77,6 +78,7 @@ class RedisConnection:
         deadline_s = self._clock.now() + self._timeout_s
         try:
             self._library.connect()
+            self._socket = with_deadlines(self._library._sock, self._clock)
             for command in _handshake(self._library):
                 (reply,) = self.call([command], deadline_s=deadline_s)
                 if reply != b"OK":
@@ -97,6 +99,7 @@ class RedisConnection:
 
     def close(self) -> None:
         """Gives the socket back. Not while a call is under way."""
+        self._socket = None
         self._library.disconnect()
 
     def call(self, commands: Sequence[Sequence[bytes]], *, deadline_s: float, is_partial_good: bool = False) -> list[Any]:
@@ -112,9 +115,9 @@ class RedisConnection:
         """
         replies: list[Any] = []
         try:
-            self._send([_pack(commands)], deadline_s)
+            sock = self._ask([_pack(commands)], deadline_s)
             for _ in commands:
-                replies.append(self._read_reply(deadline_s))
+                replies.append(self._read_reply(sock, deadline_s))
             if self._reader.has_data():
                 raise InvalidResponse("more replies than commands")
         except BaseException as error:
@@ -136,8 +139,8 @@ class RedisConnection:
             one of FAILURES; the connection is closed then.
         """
         try:
-            self._send([_pack([command])], deadline_s)
-            return self._read_string(header, into, deadline_s)
+            sock = self._ask([_pack([command])], deadline_s)
+            return self._read_string(sock, header, into, deadline_s)
         except BaseException:
             self.close()
             raise
@@ -149,65 +152,46 @@ class RedisConnection:
             one of FAILURES; the connection is closed then.
         """
         try:
-            self._send([before, data, after], deadline_s)
-            return self._read_reply(deadline_s)
+            sock = self._ask([before, data, after], deadline_s)
+            return self._read_reply(sock, deadline_s)
         except BaseException:
             self.close()
             raise
 
-    def _socket(self, deadline_s: float) -> Any:
-        """The socket, with what is left of the time as its timeout."""
-        remaining_s = deadline_s - self._clock.now()
-        if remaining_s <= 0:
-            raise TimeoutError("no answer in time")
-        sock = self._library._sock
-        if sock is None or self._is_aborted:
+    def _ask(self, pieces: Sequence[bytes | memoryview], deadline_s: float) -> DeadlineSocket:
+        """Sends a question; the socket that the answer comes from."""
+        if self._socket is None or self._is_aborted:
             raise ConnectionAbortedError("the connection was given up")
-        sock.settimeout(remaining_s)
-        return sock
-
-    def _send(self, pieces: Sequence[bytes | memoryview], deadline_s: float) -> None:
         for piece in pieces:
-            self._socket(deadline_s).sendall(piece)
+            self._socket.send(piece, deadline_s)
+        return self._socket
 
-    def _receive(self, into: memoryview, deadline_s: float) -> int:
-        num_bytes: int = self._socket(deadline_s).recv_into(into)
-        if num_bytes == 0:
-            raise ConnectionResetError("the server closed the connection")
-        return num_bytes
-
-    def _receive_all(self, into: memoryview, deadline_s: float) -> None:
-        start = 0
-        while start < len(into):
-            start += self._receive(into[start:], deadline_s)
-
-    def _read_reply(self, deadline_s: float) -> Any:
+    def _read_reply(self, sock: DeadlineSocket, deadline_s: float) -> Any:
         num_bytes = 0
         while (reply := self._reader.gets(False)) is _NOT_ENOUGH:
             if num_bytes > _MAX_REPLY_BYTES:
                 raise InvalidResponse(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
-            received = self._receive(self._buffer, deadline_s)
+            received = sock.receive(self._buffer, deadline_s)
             self._reader.feed(self._buffer, 0, received)
             num_bytes += received
         return reply
 
-    def _read_string(self, header: memoryview, into: memoryview, deadline_s: float) -> Fetched:
+    def _read_string(self, sock: DeadlineSocket, header: memoryview, into: memoryview, deadline_s: float) -> Fetched:
         """The reply to GET. Its first line is expected to be the length; what follows is received where it belongs."""
         wanted = b"$%d\r\n" % (len(header) + len(into))
         head = memoryview(bytearray(len(wanted) + len(header)))
         end = num_bytes = 0
         while end <= 0:
-            num_bytes += self._receive(head[num_bytes:], deadline_s)
+            num_bytes += sock.receive(head[num_bytes:], deadline_s)
             end = bytes(head[:num_bytes]).find(b"\r\n")
             if end <= 0 and num_bytes == len(head):
                 raise InvalidResponse(f"no reply to GET: {bytes(head[:64])!r}")
         line = bytes(head[: end + 2])
         if line == wanted:
-            self._receive_all(head[num_bytes:], deadline_s)
+            tail = memoryview(bytearray(2))
+            sock.receive_all([head[num_bytes:], into, tail], deadline_s)
             header[:] = head[len(wanted) :]
-            self._receive_all(into, deadline_s)
-            self._receive_all(head[:2], deadline_s)
-            if bytes(head[:2]) != b"\r\n":
+            if bytes(tail) != b"\r\n":
                 raise InvalidResponse("a string does not end where it should")
             return Fetched.HIT
         if line.startswith(b"$") and line[1:-2].isdigit():
