@@ -48,7 +48,7 @@ class KvStoreSettings(ServiceSettings):
         0.5, gt=0, le=60, description="longest connect, and longest transfer of a block, then it is a miss"
     )
     redis_lookup_timeout_s: float = Field(
-        0.03, gt=0, le=60, description="longest look-up in Redis, then its blocks are not there"
+        0.015, gt=0, le=60, description="longest look-up in Redis, then its blocks are not there"
     )
     redis_off_s: float = Field(5.0, gt=0, description="a Redis that fails again and again is left alone for so long")
     tls_cert: Path | None = Field(None, description="PEM file of the server's certificate")

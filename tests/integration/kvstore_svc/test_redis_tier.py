@@ -1,6 +1,7 @@
 """The Redis tier and a real server that works: what goes down comes up, and what is not the block does not."""
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
@@ -19,6 +20,8 @@ from tests.integration.kvstore_svc.redis_rig import BLOCK_BYTES, LAYOUT, Rig, da
 from tests.integration.kvstore_svc.redis_server import RedisServer, listening, passing_on_to
 from tests.integration.kvstore_svc.store_process import FINGERPRINT, key
 from tests.unit.common.rpc.certificate import write_certificate
+
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 @pytest.fixture(scope="module")
@@ -178,12 +181,16 @@ async def test_evict_and_clear_forget_blocks_and_nothing_else(rig: Rig, server: 
     assert server.names() == [b"somebody else's"]
 
 
+async def until_gauges(rig: Rig, num_blocks: int) -> None:
+    async with asyncio.timeout(20):
+        while rig.tier.counts().num_blocks != num_blocks:
+            await asyncio.sleep(0.01)
+
+
 async def test_gauges_are_the_servers_own(rig: Rig) -> None:
     await rig.put(1, 2)
 
-    async with asyncio.timeout(20):
-        while rig.tier.counts().num_blocks != 2:
-            await asyncio.sleep(0.01)
+    await until_gauges(rig, 2)
     assert rig.tier.counts().used_bytes > 2 * BLOCK_BYTES
 
 
@@ -192,6 +199,22 @@ async def test_the_password_of_the_url_is_used(tmp_path: Path) -> None:
         async with tier_of(server.url) as rig:
             assert await rig.put(1) == [True]
             assert await rig.get(1) == data_of(1)
+
+
+async def test_the_commands_that_a_user_needs_are_those_of_the_documentation(server: RedisServer) -> None:
+    (commands,) = re.findall(r"needs `([^`]*)`", " ".join(OPERATIONS.read_text().split()))
+    gauges = ("+info", "+dbsize")
+    server.client.acl_setuser(
+        "octavo", enabled=True, passwords=["+pw"], keys=["kv:*"], commands=[*commands.split(), *gauges], reset=True
+    )
+    async with tier_of(f"unix://octavo:pw@{server.socket}") as rig:
+        assert await rig.put(1) == [True]
+        for _ in range(50):  # some of them prolong the block's life
+            assert await rig.get(1) == data_of(1)
+        assert await rig.tier.contains([key(1)]) == [True]
+        await until_gauges(rig, 1)
+        assert await rig.tier.clear(FINGERPRINT) == 1
+        assert not rig.degraded.counts
 
 
 async def test_tcp_and_a_database_by_number(server: RedisServer) -> None:
