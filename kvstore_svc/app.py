@@ -23,6 +23,7 @@ from kvstore_svc.tiers.base import LowerTier
 from kvstore_svc.tiers.disk import DiskTier, open_disk_tier
 from kvstore_svc.tiers.disk_folder import DiskUnavailable
 from kvstore_svc.tiers.inventory import Inventory
+from kvstore_svc.tiers.redis_tier import RedisConfig, RedisTier
 from kvstore_svc.tiers.shm import ShmTier, create_slabs
 from kvstore_svc.tiers.stack import TierStack
 from kvstore_svc.tiers.throttled import throttled
@@ -54,6 +55,7 @@ async def serve(settings: KvStoreSettings) -> None:
             epoch,
             session_ttl_s=settings.session_ttl_s,
             quarantine_s=settings.quarantine_s,
+            max_events=settings.max_events,
         )
         closing.callback(shm.close)
         degraded = DegradedPaths()
@@ -62,6 +64,10 @@ async def serve(settings: KvStoreSettings) -> None:
         if disk is not None:
             closing.push_async_callback(disk.close)
             lower.append(disk)
+        if settings.redis_url.get_secret_value():
+            redis = RedisTier(_redis_config(settings), clock=clock, degraded=degraded)
+            closing.push_async_callback(redis.close)
+            lower.append(redis)
         admission = {"disk": Admission(settings.disk_admission_touches, _MAX_REMEMBERED_KEYS)}
         tiers = TierStack(
             shm,
@@ -118,6 +124,17 @@ def _disk_tier(settings: KvStoreSettings, clock: Clock, degraded: DegradedPaths)
         settings.disk_folder(), counts.num_blocks, counts.used_bytes, counts.capacity_bytes, disk.num_scanned_segments,
     )  # fmt: skip
     return disk
+
+
+def _redis_config(settings: KvStoreSettings) -> RedisConfig:
+    return RedisConfig(
+        url=settings.redis_url.get_secret_value(),
+        num_connections=settings.redis_connections,
+        ttl_s=settings.redis_ttl_s,
+        timeout_s=settings.redis_timeout_s,
+        lookup_timeout_s=settings.redis_lookup_timeout_s,
+        off_s=settings.redis_off_s,
+    )
 
 
 async def _in_background(*forever: Coroutine[None, None, None]) -> None:

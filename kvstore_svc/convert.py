@@ -6,12 +6,14 @@ from google.protobuf import duration_pb2
 
 from common.block_hash import KEY_BYTES
 from common.errors import InvalidParameter
-from common.ids import BlockKey
+from common.ids import BlockKey, Epoch
 from common.patience import Patience
 from common.shm.checksum import CHECKSUM_BYTES
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.block_store import Refusal
+from kvstore_svc.core.event_log import EventKind
 from kvstore_svc.core.session import Lease, Session
+from kvstore_svc.event_feed import EventBatch
 from kvstore_svc.tiers.base import TierCounts
 from kvstore_svc.tiers.fills import Lane
 from kvstore_svc.tiers.shm import ShmTier
@@ -23,6 +25,7 @@ MAX_WAIT_S = 60.0
 FINGERPRINT_BYTES = 32
 TIERS = {"shm": pb.TIER_SHM, "disk": pb.TIER_DISK, "redis": pb.TIER_REDIS}
 TRANSPORTS = {pb.TRANSPORT_SHM: "shm", pb.TRANSPORT_INLINE: "inline"}
+EVENT_KINDS = {EventKind.STORED: pb.BLOCK_EVENT_KIND_STORED, EventKind.REMOVED: pb.BLOCK_EVENT_KIND_REMOVED}
 REFUSALS = {
     Refusal.PRESENT: pb.BLOCK_STATUS_PRESENT,
     Refusal.BUSY: pb.BLOCK_STATUS_BUSY,
@@ -178,4 +181,14 @@ def session_stats_to_pb(session: Session) -> pb.SessionStats:
         transport_reason=session.transport_reason,
         num_leases=len(session.leases),
         fenced=session.is_fenced,
+    )
+
+
+def event_batch_to_pb(batch: EventBatch, epoch: Epoch) -> pb.WatchEventsResponse:
+    """Some events."""
+    return pb.WatchEventsResponse(
+        epoch=epoch,
+        sequence=batch.sequence,
+        resync=batch.is_resync,
+        events=[pb.BlockEvent(kind=EVENT_KINDS[event.kind], key=event.key, tier=TIERS[event.tier]) for event in batch.events],
     )

@@ -17,6 +17,7 @@ from common.shm.slab import SHM_ABI
 from kvstore_svc import convert
 from kvstore_svc.core.block_store import Refusal
 from kvstore_svc.core.session import Lease, LeaseKind, Session
+from kvstore_svc.event_feed import EventFeed
 from kvstore_svc.handover import HandoverServer
 from kvstore_svc.inline_put import InlinePut
 from kvstore_svc.tiers.inventory import INVENTORY_SESSION
@@ -50,10 +51,12 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         self._heartbeat_s = heartbeat_s
         self._started_s = clock.now()
         self._stopping = asyncio.Event()
+        self._events = EventFeed(self._store)
 
     def stop(self) -> None:
-        """Ends the heartbeat streams, which would go on for ever."""
+        """Ends the streams of heartbeats and events, which would go on for ever."""
         self._stopping.set()
+        self._events.close()
 
     def _session(self, request: Any) -> Session:
         """The session of a request that carries session_id and epoch; raises StaleEpoch."""
@@ -258,6 +261,13 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
             put.abandon()
 
     # Looking after the store
+
+    async def WatchEvents(  # noqa: N802
+        self, request: pb.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
+        """See the proto."""
+        async for batch in self._events.watch(Epoch(request.epoch), request.sequence):
+            yield convert.event_batch_to_pb(batch, self._store.epoch)
 
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:  # noqa: N802
         """See the proto."""

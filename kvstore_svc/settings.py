@@ -12,6 +12,7 @@ from common.rpc.security import ServerSecurity
 from common.settings import ServiceSettings, settings_config
 from common.shm.slab import MIN_SLAB_BYTES
 from common.state_folder import kv_folder
+from kvstore_svc.core.block_store import MAX_EVENTS
 from kvstore_svc.tiers.fills import ReadLimits
 from kvstore_svc.tiers.throttled import Throttle
 
@@ -57,6 +58,22 @@ class KvStoreSettings(ServiceSettings):
     throttle: list[str] = Field(
         default_factory=list, description="for tests: tier=bytes_per_s or tier=bytes_per_s:latency_s makes a lower tier slower"
     )
+    max_events: int = Field(
+        MAX_EVENTS, ge=1, le=1 << 24, description="changes that WatchEvents keeps; a reader further behind begins again"
+    )
+    redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="redis://, rediss:// or unix:// URL of a Redis or Valkey server for blocks; empty: no such tier",
+    )
+    redis_connections: int = Field(6, ge=1, le=64, description="connections to Redis that carry blocks, one block at a time each")
+    redis_ttl_s: int = Field(86_400, ge=1, description="a block that nobody has read for so long is forgotten by Redis")
+    redis_timeout_s: float = Field(
+        0.5, gt=0, le=60, description="longest connect, and longest transfer of a block, then it is a miss"
+    )
+    redis_lookup_timeout_s: float = Field(
+        0.015, gt=0, le=60, description="longest look-up in Redis, then its blocks are not there"
+    )
+    redis_off_s: float = Field(5.0, gt=0, description="a Redis that fails again and again is left alone for so long")
     tls_cert: Path | None = Field(None, description="PEM file of the server's certificate")
     tls_key: Path | None = Field(None, description="PEM file of its key")
     tls_client_ca: Path | None = Field(None, description="PEM file of the authority whose certificates clients must show")

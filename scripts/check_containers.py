@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -270,6 +271,7 @@ def container_problems(container: Container, containers: dict[str, Container], c
         if container.service.target == "executor-gpu" and "nvidia" not in json.dumps(container.service.raw.get("deploy", {})):
             yield "reserves no NVIDIA device"
     if container.program is KVSTORE:
+        yield from redis_problems(container, compose)
         yield from store_problems(container, compose)
 
 
@@ -304,6 +306,16 @@ def address_problems(container: Container, containers: dict[str, Container], com
             str(path)
         ):
             yield f"kvstore: {kvstore} is not in the volume of the store"
+
+
+def redis_problems(container: Container, compose: Compose) -> Iterator[str]:
+    """The store's Redis, if it has one, is a service of this file."""
+    if container.runs_program and "OCTAVO_KVSTORE_REDIS_URL" not in container.service.env:
+        yield "does not read OCTAVO_REDIS_URL: the profile redis is of no use"
+    url = container.settings.redis_url.get_secret_value() if isinstance(container.settings, KvStoreSettings) else ""
+    host = urlsplit(url).hostname
+    if host is not None and "redis" not in (compose.services[host].profiles if host in compose.services else ()):
+        yield f"redis_url: {host} is no service of the profile redis"
 
 
 def store_problems(container: Container, compose: Compose) -> Iterator[str]:

@@ -17,8 +17,12 @@ from enum import Enum
 from common.errors import StaleEpoch
 from common.ids import BlockKey, Epoch, LeaseId, SessionId
 from kvstore_svc.core.block import Block, BlockState, Layout
+from kvstore_svc.core.event_log import EventKind, EventLog
 from kvstore_svc.core.place import PlaceTable
 from kvstore_svc.core.session import Lease, LeaseKind, Session
+
+TIER = "shm"
+MAX_EVENTS = 1 << 16
 
 
 class Refusal(Enum):
@@ -49,10 +53,17 @@ class BlockStore:
         epoch: of this start of the store.
         session_ttl_s: a session that is silent for longer is fenced.
         quarantine_s: a fenced session whose process lives for longer counts as a leak.
+        max_events: changes that are kept for those who watch.
+
+    Attributes:
+        events: what became readable here, and what went.
     """
 
-    def __init__(self, places: PlaceTable, epoch: Epoch, *, session_ttl_s: float, quarantine_s: float):
+    def __init__(
+        self, places: PlaceTable, epoch: Epoch, *, session_ttl_s: float, quarantine_s: float, max_events: int = MAX_EVENTS
+    ):
         self.epoch = epoch
+        self.events = EventLog(max_events)
         self.counts = Counts()
         self.sessions: dict[SessionId, Session] = {}
         self._places = places
@@ -200,6 +211,7 @@ class BlockStore:
         self._committed[block.key] = block
         self._unread[block.key] = block
         self.counts.num_writes += 1
+        self.events.append(EventKind.STORED, block.key, TIER)
         return True
 
     def abort(self, session: Session, lease_ids: Iterable[LeaseId]) -> None:
@@ -280,6 +292,7 @@ class BlockStore:
         block.state = BlockState.DROPPED
         if block.num_readers == 0:
             self._places.free(block.place)
+        self.events.append(EventKind.REMOVED, block.key, TIER)
 
     # Leases
 
@@ -319,6 +332,10 @@ class BlockStore:
     def blocks(self) -> list[Block]:
         """Readable blocks, without leases: good until the caller lets others run."""
         return list(self._committed.values())
+
+    def committed_keys(self) -> list[BlockKey]:
+        """Keys of all readable blocks."""
+        return list(self._committed)
 
     @property
     def num_blocks(self) -> int:

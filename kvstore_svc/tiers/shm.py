@@ -12,7 +12,7 @@ from common.shm.available_memory import available_memory_bytes
 from common.shm.checksum import checksum
 from common.shm.slab import MIN_SLAB_BYTES, PAGE_BYTES, OwnedSlab, create_slab
 from kvstore_svc.core.block import Block
-from kvstore_svc.core.block_store import BlockStore
+from kvstore_svc.core.block_store import MAX_EVENTS, BlockStore
 from kvstore_svc.core.place import Place, PlaceTable
 from kvstore_svc.tiers.base import StoredBlock, TierCounts
 
@@ -31,10 +31,12 @@ class ShmTier:
 
     name = "shm"
 
-    def __init__(self, slabs: list[OwnedSlab], epoch: Epoch, *, session_ttl_s: float, quarantine_s: float):
+    def __init__(
+        self, slabs: list[OwnedSlab], epoch: Epoch, *, session_ttl_s: float, quarantine_s: float, max_events: int = MAX_EVENTS
+    ):
         self._slabs = slabs
         self.places = PlaceTable([owned.slab.generations for owned in slabs], PAGE_BYTES)
-        self.store = BlockStore(self.places, epoch, session_ttl_s=session_ttl_s, quarantine_s=quarantine_s)
+        self.store = BlockStore(self.places, epoch, session_ttl_s=session_ttl_s, quarantine_s=quarantine_s, max_events=max_events)
 
     @property
     def fds(self) -> list[int]:

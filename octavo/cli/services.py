@@ -21,6 +21,7 @@ class StackOptions:
         store_capacity_bytes: of the block store.
         disk_dir: folder of the block store's disk tier; None: no disk tier.
         disk_capacity_bytes: room that it may take.
+        redis_url: of a Redis or Valkey server below the block store; empty: none.
         threads: compute threads of each executor.
         token: bearer token of the public API.
     """
@@ -39,6 +40,7 @@ class StackOptions:
     store_capacity_bytes: int | None = None
     disk_dir: Path | None = None
     disk_capacity_bytes: int | None = None
+    redis_url: str = field(default="", repr=False)
     threads: int | None = None
     token: str = field(default="", repr=False)
     tls_cert: Path | None = None
@@ -92,7 +94,8 @@ def services(options: StackOptions, model_folder: Path, runtime_folder: Path, nu
             disk_dir=options.disk_dir,
             disk_capacity_bytes=options.disk_capacity_bytes if options.disk_dir is not None else 0,
         )
-        found.append(Service("kvstore", ("-m", "kvstore_svc", *arguments, *capacity, *level), store_address))
+        redis = {"OCTAVO_KVSTORE_REDIS_URL": options.redis_url} if options.redis_url else {}
+        found.append(Service("kvstore", ("-m", "kvstore_svc", *arguments, *capacity, *level), store_address, redis))
 
     threads = options.threads
     if threads is None and options.num_executors > 1:

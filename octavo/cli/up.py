@@ -34,6 +34,9 @@ def up(
     disk_capacity: Annotated[
         str | None, typer.Option(help="Room there, for example 64GiB; 0: none.", show_default="64GiB, or half of what is free")
     ] = None,
+    redis_url: Annotated[
+        str, typer.Option(envvar="OCTAVO_KVSTORE_REDIS_URL", help="Redis or Valkey below the block store.", show_default=False)
+    ] = "",
     no_store: Annotated[bool, typer.Option("--no-store", help="Without a block store.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of each executor.")] = None,
     token: Annotated[str, typer.Option(envvar="OCTAVO_TOKEN", help="Callers must send it.", show_default=False)] = "",
@@ -61,6 +64,7 @@ def up(
         store_capacity_bytes=None if store_capacity is None else parse_bytes(store_capacity, "--store-capacity"),
         disk_dir=disk_dir or kv_folder(listen),
         disk_capacity_bytes=None if disk_capacity is None else parse_bytes(disk_capacity, "--disk-capacity"),
+        redis_url=redis_url,
         threads=threads,
         token=token,
         tls_cert=tls_cert,

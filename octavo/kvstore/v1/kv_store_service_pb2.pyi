@@ -98,6 +98,24 @@ BLOCK_STATUS_REJECTED: BlockStatus.ValueType  # 6
 """Commit: the bytes do not match the checksum, or the lease is gone."""
 Global___BlockStatus: _TypeAlias = BlockStatus  # noqa: Y015
 
+class _BlockEventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BlockEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlockEventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BLOCK_EVENT_KIND_UNSPECIFIED: _BlockEventKind.ValueType  # 0
+    BLOCK_EVENT_KIND_STORED: _BlockEventKind.ValueType  # 1
+    BLOCK_EVENT_KIND_REMOVED: _BlockEventKind.ValueType  # 2
+
+class BlockEventKind(_BlockEventKind, metaclass=_BlockEventKindEnumTypeWrapper):
+    """What became of a block."""
+
+BLOCK_EVENT_KIND_UNSPECIFIED: BlockEventKind.ValueType  # 0
+BLOCK_EVENT_KIND_STORED: BlockEventKind.ValueType  # 1
+BLOCK_EVENT_KIND_REMOVED: BlockEventKind.ValueType  # 2
+Global___BlockEventKind: _TypeAlias = BlockEventKind  # noqa: Y015
+
 @_typing.final
 class Layout(_message.Message):
     """Blocks of equal bytes and meaning. Sessions of different layouts share the store, never a block."""
@@ -1242,3 +1260,88 @@ class ClearBlocksResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClearBlocksResponse: _TypeAlias = ClearBlocksResponse  # noqa: Y015
+
+@_typing.final
+class WatchEventsRequest(_message.Message):
+    """Asks for events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Of the last response that was read; zero, or of a store that has restarted meanwhile: from the beginning."""
+    sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEventsRequest: _TypeAlias = WatchEventsRequest  # noqa: Y015
+
+@_typing.final
+class WatchEventsResponse(_message.Message):
+    """Some events, in the order in which they happened."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    RESYNC_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    sequence: _builtins.int
+    """From where a later call can go on; zero: not from here, more of what is there follows."""
+    resync: _builtins.bool
+    """Events were lost, or this is the beginning: forget all that is known of this store. What is there now follows as stored."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockEvent]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        resync: _builtins.bool = ...,
+        events: _abc.Iterable[Global___BlockEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "events", b"events", "resync", b"resync", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class BlockEvent(_message.Message):
+    """One change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    kind: Global___BlockEventKind.ValueType
+    key: _builtins.bytes
+    tier: Global___Tier.ValueType
+    def __init__(
+        self,
+        *,
+        kind: Global___BlockEventKind.ValueType = ...,
+        key: _builtins.bytes = ...,
+        tier: Global___Tier.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "kind", b"kind", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockEvent: _TypeAlias = BlockEvent  # noqa: Y015

@@ -101,6 +101,11 @@ class KvStoreServiceStub:
                 request_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.GetBlocksRequest.SerializeToString,
                 response_deserializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.GetBlocksResponse.FromString,
                 _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/octavo.kvstore.v1.KvStoreService/WatchEvents',
+                request_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/octavo.kvstore.v1.KvStoreService/GetStats',
                 request_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.GetStatsRequest.SerializeToString,
@@ -210,6 +215,14 @@ class KvStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchEvents(self, request, context):
+        """What is in shared memory: first all of it, then every change, for those who send requests where their blocks are.
+        A reader who is too slow is not waited for: it gets a response with resync.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStats(self, request, context):
         """Counters and gauges of the store.
         """
@@ -291,6 +304,11 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.GetBlocks,
                     request_deserializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.GetBlocksRequest.FromString,
                     response_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.GetBlocksResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.WatchEventsRequest.FromString,
+                    response_serializer=octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.WatchEventsResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -656,6 +674,33 @@ class KvStoreService:
             '/octavo.kvstore.v1.KvStoreService/GetBlocks',
             octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.GetBlocksRequest.SerializeToString,
             octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.GetBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.kvstore.v1.KvStoreService/WatchEvents',
+            octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.WatchEventsRequest.SerializeToString,
+            octavo_dot_kvstore_dot_v1_dot_kv__store__service__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,10 @@ class KvStoreServiceStub:
     """Writes blocks without shared memory."""
     GetBlocks: _grpc.UnaryStreamMultiCallable[_kv_store_service_pb2.GetBlocksRequest, _kv_store_service_pb2.GetBlocksResponse]
     """Reads blocks without shared memory, in chunks, in the order of the keys; ends at the first miss."""
+    WatchEvents: _grpc.UnaryStreamMultiCallable[_kv_store_service_pb2.WatchEventsRequest, _kv_store_service_pb2.WatchEventsResponse]
+    """What is in shared memory: first all of it, then every change, for those who send requests where their blocks are.
+    A reader who is too slow is not waited for: it gets a response with resync.
+    """
     GetStats: _grpc.UnaryUnaryMultiCallable[_kv_store_service_pb2.GetStatsRequest, _kv_store_service_pb2.GetStatsResponse]
     """Counters and gauges of the store."""
     ClearBlocks: _grpc.UnaryUnaryMultiCallable[_kv_store_service_pb2.ClearBlocksRequest, _kv_store_service_pb2.ClearBlocksResponse]
@@ -103,6 +107,10 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     """Writes blocks without shared memory."""
     GetBlocks: _aio.UnaryStreamMultiCallable[_kv_store_service_pb2.GetBlocksRequest, _kv_store_service_pb2.GetBlocksResponse]  # type: ignore[assignment]
     """Reads blocks without shared memory, in chunks, in the order of the keys; ends at the first miss."""
+    WatchEvents: _aio.UnaryStreamMultiCallable[_kv_store_service_pb2.WatchEventsRequest, _kv_store_service_pb2.WatchEventsResponse]  # type: ignore[assignment]
+    """What is in shared memory: first all of it, then every change, for those who send requests where their blocks are.
+    A reader who is too slow is not waited for: it gets a response with resync.
+    """
     GetStats: _aio.UnaryUnaryMultiCallable[_kv_store_service_pb2.GetStatsRequest, _kv_store_service_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of the store."""
     ClearBlocks: _aio.UnaryUnaryMultiCallable[_kv_store_service_pb2.ClearBlocksRequest, _kv_store_service_pb2.ClearBlocksResponse]  # type: ignore[assignment]
@@ -218,6 +226,16 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kv_store_service_pb2.GetBlocksResponse], _abc.AsyncIterator[_kv_store_service_pb2.GetBlocksResponse]]:
         """Reads blocks without shared memory, in chunks, in the order of the keys; ends at the first miss."""
+
+    @_abc_1.abstractmethod
+    def WatchEvents(
+        self,
+        request: _kv_store_service_pb2.WatchEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_kv_store_service_pb2.WatchEventsResponse], _abc.AsyncIterator[_kv_store_service_pb2.WatchEventsResponse]]:
+        """What is in shared memory: first all of it, then every change, for those who send requests where their blocks are.
+        A reader who is too slow is not waited for: it gets a response with resync.
+        """
 
     @_abc_1.abstractmethod
     def GetStats(

@@ -57,6 +57,9 @@ def test_the_repository_passes() -> None:
         ("docker-compose.yml", "mem_limit: 6g\n", "mem_limit: 6g\n    user: '0'\n", "user is 0"),
         ("docker-compose.yml", "mem_limit: 6g\n", "mem_limit: 6g\n    command: [--listens, x]\n", "listens"),
         # compose: environment
+        (".env", "OCTAVO_REDIS_URL=\n", "OCTAVO_REDIS_URL=redis://cache:6379\n", "cache is no service of the profile redis"),
+        (".env", "OCTAVO_REDIS_URL=\n", "OCTAVO_REDIS_URL=redis://scheduler\n", "scheduler is no service of the profile redis"),
+        ("docker-compose.yml", "OCTAVO_KVSTORE_REDIS_URL:", "OCTAVO_KVSTORE_REDIS:", "does not read OCTAVO_REDIS_URL"),
         (
             "docker-compose.yml",
             "OCTAVO_EXECUTOR_MODEL:",

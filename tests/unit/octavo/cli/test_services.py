@@ -83,6 +83,13 @@ def test_the_token_is_on_no_command_line() -> None:
     assert scheduler.environment == {"OCTAVO_SCHEDULER_TOKEN": "secret"}
 
 
+def test_the_redis_url_may_hold_a_password_and_is_on_no_command_line() -> None:
+    store = services(StackOptions(redis_url="redis://:secret@cache"), MODEL, RUNTIME, 4)[0]
+
+    assert "secret" not in " ".join(store.arguments)
+    assert store.environment == {"OCTAVO_KVSTORE_REDIS_URL": "redis://:secret@cache"}
+
+
 def test_without_a_store_nobody_looks_for_one() -> None:
     executor, scheduler = map(read, services(StackOptions(with_store=False), MODEL, RUNTIME, 4))
 
