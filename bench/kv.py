@@ -1,6 +1,6 @@
 """Bandwidth of each tier of the block store beside the raw limits of this machine, measured in the same run.
 
-    python -m bench.kv [--block-kib 720] [--num-blocks 256] [--repeats 5] [--folder FOLDER] [--tiers shm disk]
+    python -m bench.kv [--block-kib 720] [--num-blocks 256] [--repeats 5] [--folder FOLDER] [--tiers shm disk redis]
 
 Each tier is a function that adds figures: what the tier does, and what the machine does without it. Both sides are measured in
 turn and the medians are shown with their ratio: what is wanted is 70 % or more.
@@ -8,6 +8,7 @@ turn and the medians are shown with their ratio: what is wanted is 70 % or more.
 - shared memory: blocks saved by a client of a real store and loaded again, beside a memcpy between the same kinds of memory.
 - disk: blocks of the disk tier read and written, cold, beside sequential preadv and pwritev with O_DIRECT by as many threads;
   where the file system has no O_DIRECT, with the page cache emptied of the file.
+- Redis: see bench/kv_redis.py.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import kv_redis
 from bench.figures import Figures
 from common.clock import MonotonicClock
 from common.degraded import DegradedPaths
@@ -221,7 +223,7 @@ def _through_the_store(run: Run, folder: Path, read_raw: Callable[[], None]) -> 
             store.wait_ready()
             with closing(store.client("shm", block_bytes=run.block_bytes)) as client:
                 client.connect(_TIMEOUT_S)
-                seconds["octavo"].append(timed(lambda c=client: c.load(blocks, _TIMEOUT_S)))  # type: ignore[misc]
+                seconds["octavo"].append(timed(lambda c=client: c.load(blocks, Patience(_TIMEOUT_S))))  # type: ignore[misc]
             seconds["limit"].append(timed(read_raw))
         run.add("disk load by a client", seconds)
 
@@ -252,7 +254,13 @@ def by_threads(num_blocks: int, work: Callable[[int], object]) -> None:
 
 # All
 
-TIERS: dict[str, Callable[[Run], None]] = {"shm": shared_memory, "disk": disk}
+
+def redis(run: Run) -> None:
+    """Blocks of the Redis tier, beside raw GETs and SETs of the same server."""
+    kv_redis.measure(run.figures, block_bytes=run.block_bytes, num_rounds=run.repeats)
+
+
+TIERS: dict[str, Callable[[Run], None]] = {"shm": shared_memory, "disk": disk, "redis": redis}
 
 
 def main() -> None:

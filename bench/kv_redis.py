@@ -1,13 +1,12 @@
 """The Redis tier beside what a client can get out of the same server at best, in the same run.
 
-    python -m bench.kv_redis [--block-mib 1] [--rounds 5]
+    python -m bench.kv --tiers redis [--block-kib 1024] [--repeats 5]
 
 At best: threads that do nothing but ask and receive into a buffer that they use again, as redis-benchmark does. The tier: blocks
 into shared memory, through its threads and the event loop, with headers checked and checksums computed as the store does. Server
 and client share the machine, over TCP on its loopback interface.
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -34,7 +33,6 @@ from kvstore_svc.tiers.redis_value import HEADER_BYTES, redis_key
 from kvstore_svc.tiers.shm import create_slabs
 from tests.integration.kvstore_svc.redis_server import RedisServer
 
-WORKLOAD = "redis"
 CONNECTIONS = (4, 8)
 NUM_BLOCKS = 64
 GIB = 1 << 30
@@ -90,9 +88,8 @@ def measure(figures: Figures, *, block_bytes: int = 1 << 20, num_rounds: int = 5
 
 
 def _add(figures: Figures, figure: str, raw: list[float], tier: list[float]) -> None:
-    best = figures.add(WORKLOAD, figure, raw, "GB/s", "raw")
-    ours = figures.add(WORKLOAD, figure, tier, "GB/s", "octavo")
-    figures.add(WORKLOAD, figure, ours / best, "", "octavo / raw")
+    figures.add(f"redis {figure}", "bandwidth", raw, "GB/s", "limit")
+    figures.add(f"redis {figure}", "bandwidth", tier, "GB/s", "octavo")
 
 
 def _raw(blocks: Blocks, num_connections: int, num_reads: int) -> float:
@@ -196,17 +193,3 @@ def _free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--block-mib", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    figures = Figures()
-    measure(figures, block_bytes=int(options.block_mib * (1 << 20)), num_rounds=options.rounds)
-    figures.print_table()
-
-
-if __name__ == "__main__":
-    main()
