@@ -260,10 +260,14 @@ class DiskTier:
             await self._drop(block)
             return None
         self._succeeded()
-        if DiskRecord.unpack(header) != record:
+        found = DiskRecord.unpack(header)
+        if found != record:
             if self._table.block(record.key) is block:  # else it was dropped meanwhile, and its header wiped
-                log.error("block %s is not where the disk tier left it; dropped", record.key.hex())
-                self._num_bad += 1
+                # After a crash the index may be behind: the slot was wiped or written again since. That is no fault of the disk.
+                is_later = not any(header) or (found is not None and found.sequence > record.sequence)
+                if not is_later:
+                    log.error("block %s is not where the disk tier left it; dropped", record.key.hex())
+                    self._num_bad += 1
                 await self._drop(block)
             return None
         self._read_s += time.perf_counter() - started_s

@@ -19,7 +19,6 @@ from kvstore_svc.tiers.redis_connection import FAILURES, RedisConnection, connec
 from kvstore_svc.tiers.redis_workers import RedisWorkers
 
 T = TypeVar("T")
-UNAVAILABLE = "kvstore_redis_unavailable"
 _MAX_FAILURES = 5
 # Work sees its deadline by itself; this much later nobody waits any more.
 _GRACE_S = 0.05
@@ -122,11 +121,11 @@ class RedisClient:
     def _succeeded(self) -> None:
         if self._breaker.is_closed:
             self._breaker.record(True, self._clock.now())
-            self._degraded.clear(UNAVAILABLE)
+            self._degraded.clear("kvstore_redis_unavailable")
 
     def _failed(self, error: Exception) -> None:
         self._reason = str(error) or type(error).__name__
-        self._degraded.note(UNAVAILABLE, self._reason)
+        self._degraded.note("kvstore_redis_unavailable", self._reason)
         self._breaker.record(False, self._clock.now())
         if not self._breaker.is_closed:
             self._transfers.drop_queue()

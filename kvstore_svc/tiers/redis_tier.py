@@ -23,8 +23,6 @@ from kvstore_svc.tiers.redis_client import RedisClient
 from kvstore_svc.tiers.redis_connection import Fetched, RedisConnection
 from kvstore_svc.tiers.redis_value import HEADER_BYTES, KEY_PREFIX, pack_header, redis_key, unpack_header
 
-REFUSES_WRITES = "kvstore_redis_refuses_writes"
-BAD_VALUE = "kvstore_redis_bad_value"
 # A hit prolongs the block's life in the server this often: most hits do without a write in the server.
 _REFRESH_SHARE = 1 / 8
 _SCAN_COUNT = 1000
@@ -129,7 +127,9 @@ class RedisTier:
         self._counts.num_misses += 1
         if fetched in (Fetched.HIT, Fetched.BAD):
             self._counts.num_bad += 1
-            self._degraded.note(BAD_VALUE, f"the value of block {key.hex()} is none of this key and length; removed")
+            self._degraded.note(
+                "kvstore_redis_bad_value", f"the value of block {key.hex()} is none of this key and length; removed"
+            )
             await self.evict(key)
         return None
 
@@ -149,9 +149,9 @@ class RedisTier:
                 else:
                     self._room.record(not is_refused, self._clock.now())
         if is_refused:
-            self._degraded.note(REFUSES_WRITES, str(reply))
+            self._degraded.note("kvstore_redis_refuses_writes", str(reply))
         elif reply is not None:
-            self._degraded.clear(REFUSES_WRITES)
+            self._degraded.clear("kvstore_redis_refuses_writes")
             self._counts.num_writes += reply == b"OK"
         return reply is not None and not is_refused
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvstore_svc.tiers.redis_client import UNAVAILABLE
-from kvstore_svc.tiers.redis_tier import REFUSES_WRITES
 from kvstore_svc.tiers.redis_value import HEADER_BYTES
 from tests.integration.kvstore_svc.redis_rig import BLOCK_BYTES, Rig, data_of, tier_of
 from tests.integration.kvstore_svc.redis_server import Answer, RedisServer, listening
@@ -77,7 +75,7 @@ async def test_a_server_that_dies_is_left_alone_and_used_again_when_it_is_back(s
 
         await is_of_no_use(rig)
         await until(lambda: rig.reason != "")
-        assert rig.degraded.counts[UNAVAILABLE] >= 5
+        assert rig.degraded.counts["kvstore_redis_unavailable"] >= 5
 
         server.restart()
         await until(lambda: rig.reason == "")
@@ -95,7 +93,7 @@ async def test_connections_that_the_server_closed_while_they_were_idle_cost_noth
         found = await asyncio.gather(*(rig.get(n) for n in range(8)))
 
         assert found == [data_of(n) for n in range(8)]
-        assert rig.degraded.counts[UNAVAILABLE] <= 1  # the watch may have asked at that moment
+        assert rig.degraded.counts["kvstore_redis_unavailable"] <= 1  # the watch may have asked at that moment
 
 
 async def test_a_server_that_does_not_answer_is_left_alone(server: RedisServer) -> None:
@@ -107,7 +105,7 @@ async def test_a_server_that_does_not_answer_is_left_alone(server: RedisServer) 
 
         assert found == [None] * 200
         assert rig.reason != ""
-        assert rig.degraded.counts[UNAVAILABLE] < 20
+        assert rig.degraded.counts["kvstore_redis_unavailable"] < 20
         await is_of_no_use(rig)
         server.thaw()
 
@@ -141,7 +139,7 @@ async def test_memory_of_a_get_that_was_cancelled_is_not_written_any_more(server
 
         assert await rig.get(1) == data_of(1)
         assert bytes(into) == b"m" * BLOCK_BYTES
-        assert not rig.degraded.counts[UNAVAILABLE]
+        assert not rig.degraded.counts["kvstore_redis_unavailable"]
 
 
 async def test_gets_that_are_cancelled_all_the_time_leave_the_others_alone(server: RedisServer) -> None:
@@ -156,7 +154,7 @@ async def test_gets_that_are_cancelled_all_the_time_leave_the_others_alone(serve
             found = await asyncio.gather(*tasks, return_exceptions=True)
             assert found[1::2] == [data_of(n % 4) for n in range(1, 12, 2)]
             assert all(isinstance(f, asyncio.CancelledError) or f == data_of(n % 4) for n, f in enumerate(found))
-        assert not rig.degraded.counts[UNAVAILABLE]
+        assert not rig.degraded.counts["kvstore_redis_unavailable"]
 
 
 async def test_a_full_server_refuses_writes_and_still_serves_reads(server: RedisServer) -> None:
@@ -165,7 +163,7 @@ async def test_a_full_server_refuses_writes_and_still_serves_reads(server: Redis
         server.client.config_set("maxmemory", "1mb")
 
         assert (await rig.put(*range(2, 20)))[-1] is False
-        assert rig.degraded.counts[REFUSES_WRITES] > 0
+        assert rig.degraded.counts["kvstore_redis_refuses_writes"] > 0
         assert rig.reason == ""
         assert await rig.get(1) == data_of(1)
 
@@ -197,7 +195,7 @@ async def test_a_replica_that_is_read_only_serves_reads(server: RedisServer, tmp
 
         assert await rig.put(2) == [False]
 
-        assert rig.degraded.counts[REFUSES_WRITES] == 1
+        assert rig.degraded.counts["kvstore_redis_refuses_writes"] == 1
         assert await rig.tier.contains([key(1)]) == [True]
 
 

@@ -13,8 +13,6 @@ from common.errors import StartupError
 from common.shm.checksum import checksum
 from kvstore_svc.core.block import Layout
 from kvstore_svc.tiers.base import StoredBlock
-from kvstore_svc.tiers.redis_client import UNAVAILABLE
-from kvstore_svc.tiers.redis_tier import BAD_VALUE
 from kvstore_svc.tiers.redis_value import HEADER_BYTES, pack_header, redis_key
 from tests.integration.kvstore_svc.redis_rig import BLOCK_BYTES, LAYOUT, Rig, data_of, tier_of
 from tests.integration.kvstore_svc.redis_server import RedisServer, listening, passing_on_to
@@ -147,7 +145,7 @@ async def test_a_value_that_cannot_be_the_block_is_a_miss_and_is_removed(rig: Ri
     assert server.names() == [redis_key(key(2))]
     assert await rig.get(2) == data_of(2)
     assert rig.reason == ""
-    assert rig.degraded.counts == {BAD_VALUE: 1}
+    assert rig.degraded.counts == {"kvstore_redis_bad_value": 1}
 
 
 async def test_a_value_of_another_type_is_a_miss_and_is_removed(rig: Rig, server: RedisServer) -> None:
@@ -235,7 +233,7 @@ async def test_tls(server: RedisServer, tmp_path: Path) -> None:
             assert await asyncio.gather(*(rig.get(n) for n in (1, 2, 3) * 10)) == [data_of(n) for n in (1, 2, 3) * 10]
         async with tier_of(url) as rig:
             assert await rig.get(1) is None
-            assert rig.degraded.counts[UNAVAILABLE] > 0
+            assert rig.degraded.counts["kvstore_redis_unavailable"] > 0
 
 
 @pytest.mark.parametrize(
