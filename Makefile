@@ -24,10 +24,15 @@ run: setup
 check: setup
 	@scripts/check
 
-# pytest comes last, so that its summary closes the output.
+# pytest comes last, so that its summary closes the output. What measures or loads all cores runs alone, the rest on two processes.
 test: check
 	@scripts/setup kernels
+ifdef PYTEST
 	@.venv/bin/python -m pytest $(PYTEST)
+else
+	@.venv/bin/python -m pytest tests/e2e
+	@.venv/bin/python -m pytest -n 2 --dist worksteal tests/unit tests/integration tests/contract
+endif
 
 tables: setup
 	@.venv/bin/python -m scripts.reference_tables

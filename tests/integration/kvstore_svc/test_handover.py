@@ -75,6 +75,7 @@ def test_a_ticket_of_another_session_gets_nothing(empty_store: StoreProcess) -> 
         (HandoverRequest(str(uuid.uuid4()), b"t" * 32).pack(), HandoverStatus.BAD_TICKET),
         (HandoverRequest(str(uuid.uuid4()), b"").pack(), HandoverStatus.BAD_TICKET),
     ],
+    ids=["a byte", "too short", "too long", "another abi", "another ticket", "no ticket"],
 )
 def test_what_is_no_request_is_answered_and_harms_nobody(empty_store: StoreProcess, data: bytes, status: HandoverStatus) -> None:
     reply = ask(empty_store, data)
