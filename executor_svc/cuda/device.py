@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -24,7 +25,9 @@ from executor_svc.kernels.layout import layout_of
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 from executor_svc.kvcache.pool import block_bytes
-from executor_svc.model.cuda_rewrite import rewrite_for_cuda
+from executor_svc.model.cuda_pieces import LayerPieces, buffer_bytes, most_tokens_worth, sizes
+from executor_svc.model.cuda_rewrite import StackedModel, rewrite_for_cuda
+from executor_svc.model.cuda_stack import DecoderStack
 from executor_svc.model.load import LoadedModel, Rewrites, no_rewrites
 from executor_svc.settings import ExecutorSettings
 
@@ -86,6 +89,7 @@ class CudaDevice:
         if self._captures and not model.has_length_dependent_rope:  # such a rope reads lengths on the host
             with phases.timed("graphs"):
                 self._capture(runner, model, limits, stream, progress)
+                self._capture_pieces(runner, model, limits, stream, progress)
         graph_bytes = torch.cuda.memory_reserved(self.torch_device) - reserved
         description = torch.cuda.get_device_name(self.torch_device)
         progress(
@@ -155,6 +159,33 @@ class CudaDevice:
             progress(f"only {graphs.num_graphs} steps have CUDA graphs: {reason}")
         runner.graphs = graphs
 
+    def _capture_pieces(
+        self,
+        runner: CudaRunner,
+        model: LoadedModel,
+        limits: BatchLimits,
+        stream: CudaStream,
+        progress: Callable[[str], None],
+    ) -> None:
+        """Gives a small model's stack the pieces of steps of many tokens."""
+        stack, all_sizes = _stack(model), _piece_sizes(model, limits)
+        if stack is None or not all_sizes:
+            return
+        started = time.monotonic()
+        pieces = LayerPieces(stack, runner.layer_caches, all_sizes[-1])
+        try:
+            with stream.use(), torch.inference_mode():
+                pieces.capture(stream, all_sizes)
+                stream.check()
+        except Exception as error:
+            log.debug("capture of pieces failed", exc_info=error)
+            self._degraded.note("cuda_graphs_missing", f"pieces: {error}")
+            return
+        stack.pieces = pieces
+        progress(
+            f"captured {pieces.num_pieces} pieces of steps of up to {all_sizes[-1]} tokens in {time.monotonic() - started:.2f} s"
+        )
+
     def _dry_run(self, model: LoadedModel, stream: CudaStream) -> MemoryPlan:
         """Runs the largest steps over a small pool to see what they take."""
         device = self.torch_device
@@ -177,6 +208,9 @@ class CudaDevice:
             shapes = GraphShapes(limits.max_num_seqs, limits.max_num_batched_tokens).shapes
             logits_bytes = sum(shape.num_rows for shape in shapes) * model.vocab_size * model.dtype.itemsize
             graphs = decode_bytes + logits_bytes + _GRAPH_OVERHEAD_BYTES
+            stack, all_sizes = _stack(model), _piece_sizes(model, limits)
+            if stack is not None and all_sizes:
+                graphs += buffer_bytes(stack.layers[0], all_sizes[-1])
         return MemoryPlan(total=total, used=total - free, scratch=max(decode_bytes, prefill_bytes), graphs=graphs)
 
     def _peak(self, runner: CudaRunner, step: StepPlan[SamplingParams]) -> int:
@@ -204,6 +238,20 @@ def _kernels(settings: ExecutorSettings, max_num_seqs: int, device: torch.device
 
     open_cache(settings.cache_dir / TUNED_FILE)
     return TritonBackend(max_num_seqs), TritonTokens(max_num_seqs + NUM_CHUNKS, device), draw
+
+
+def _stack(model: LoadedModel) -> DecoderStack | None:
+    """The model's layers, if it was rewritten."""
+    forward = model.module.forward
+    return forward.stack if isinstance(forward, StackedModel) else None
+
+
+def _piece_sizes(model: LoadedModel, limits: BatchLimits) -> list[int]:
+    """Numbers of tokens that the model's layers are captured for in pieces."""
+    stack = _stack(model)
+    if stack is None:
+        return []
+    return sizes(stack.trimmed_tokens - 1, min(limits.max_num_batched_tokens, most_tokens_worth(stack.layers)))
 
 
 def _largest_prefill(limits: BatchLimits) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor_svc.kernels.batch import AttentionBatch, Rotary
+from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.triton.activation import act_mul
 from executor_svc.kernels.triton.backend import TritonBackend
 from executor_svc.kernels.triton.kv_write import rope_write_kv
@@ -30,7 +30,7 @@ def triton_functions(device: torch.device, *, overlap: bool | None = None) -> St
         overlap: kernels begin before the one in front of them has ended; None: where the device can.
     """
     norm = functools.partial(triton_norm, overlap=overlap)
-    return StackFunctions(norm, StreamedProducts(device, overlap=overlap), triton_attention)
+    return StackFunctions(norm, StreamedProducts(device, overlap=overlap), triton_attention, triton_turn, triton_attend)
 
 
 def triton_norm(
@@ -59,40 +59,68 @@ def triton_attention(
     backend, batch, call = context.backend, context.batch, part.call
     if not isinstance(backend, TritonBackend):
         return torch_attention(qkv, positions, part, context, rows=rows)
-    num_tokens, num_heads, num_kv_heads = qkv.shape[0], part.num_heads, part.num_kv_heads
+    num_tokens = qkv.shape[0]
     cache = context.layer_cache(call.layer_idx)
-    norms = (None, None) if part.q_norm is None or part.k_norm is None else (part.q_norm.weight, part.k_norm.weight)
     query, key, value, turned, key_out = _room_for_heads(qkv, part, batch, of_all=rows is None)
+    triton_turn(qkv, positions, batch.slot_mapping, part, cache, turned, key_out=key_out)
+    if rows is not None:
+        query, batch, num_tokens = query[rows], rows_as_decodes(batch, positions, rows), rows.shape[0]
+    out = _attend(query, key, value, part, cache, batch, backend)
+    context.note_attended(call.layer_idx)
+    return (out if out.shape[0] == num_tokens else out[:num_tokens]).flatten(1)
+
+
+def triton_turn(
+    qkv: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    part: AttentionPart,
+    cache: LayerCache,
+    turned: Tensor,
+    *,
+    key_out: Tensor | None = None,
+) -> None:
+    """See TurnFunction; turned and key_out may be any query_out and key_out of rope_write_kv."""
+    norms = (None, None) if part.q_norm is None or part.k_norm is None else (part.q_norm.weight, part.k_norm.weight)
     rope_write_kv(
         qkv,
         positions,
-        batch.slot_mapping,
+        slot_mapping,
         cache,
         turned,
         key_out=key_out,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
+        num_heads=part.num_heads,
+        num_kv_heads=part.num_kv_heads,
         head_dim=part.head_dim,
         rotary=Rotary(part.rotary.cos, part.rotary.sin),
         q_norm_weight=norms[0],
         k_norm_weight=norms[1],
         norm_eps=1e-6 if part.q_norm is None else part.q_norm.epsilon,
     )
-    if rows is not None:
-        query, batch, num_tokens = query[rows], rows_as_decodes(batch, positions, rows), rows.shape[0]
-    out = backend.attend_written(
-        query,
-        key,
-        value,
-        cache,
-        batch,
-        scale=call.scale,
-        window=call.window,
-        softcap=call.softcap,
-        sinks=None,
+
+
+def triton_attend(turned: Tensor, part: AttentionPart, context: ForwardContext, out: Tensor) -> None:
+    """See AttendFunction."""
+    backend, cache = context.backend, context.layer_cache(part.call.layer_idx)
+    assert isinstance(backend, TritonBackend), "turned heads are in the cache of its layout"
+    _attend(*part.split(turned), part, cache, context.batch, backend, out)
+    context.note_attended(part.call.layer_idx)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    part: AttentionPart,
+    cache: LayerCache,
+    batch: AttentionBatch,
+    backend: TritonBackend,
+    out: Tensor | None = None,
+) -> Tensor:
+    call = part.call
+    return backend.attend_written(
+        query, key, value, cache, batch, scale=call.scale, window=call.window, softcap=call.softcap, sinks=None, out=out
     )
-    context.note_attended(call.layer_idx)
-    return (out if out.shape[0] == num_tokens else out[:num_tokens]).flatten(1)
 
 
 def rows_as_decodes(batch: AttentionBatch, positions: Tensor, rows: Tensor) -> AttentionBatch:
@@ -131,8 +159,7 @@ def _room_for_heads(
         if num_rows > num_tokens:
             turned, padding = heads[:num_tokens], heads[num_tokens:]
             padding.zero_()
-        query, key, value = heads.split_with_sizes(sizes, 1)
-        return query, key, value, turned, None
+        return (*part.split(heads), turned, None)
     value = qkv.view(num_tokens, -1, part.head_dim)[:, part.num_heads + part.num_kv_heads :]
     query = qkv.new_empty(num_tokens, part.num_heads, part.head_dim)
     if not of_all or batch.num_decodes == batch.num_seqs:  # decodes read all keys from the cache

@@ -2,7 +2,7 @@
 
 Knows parts (stack_parts.py) and the functions that compute them. Does not know families (cuda_rewrite.py makes the parts) or
 kernels. Nothing here waits for the device or looks at a value on it, and what is called depends on the number of tokens only:
-decode steps can be captured as a CUDA graph.
+decode steps can be captured as a CUDA graph, and of other steps what lies between two layers' attention (cuda_pieces.py).
 
 The residual stream is float32 whatever the weights are: a sum of many small terms loses the most where it is rounded. Of many
 tokens, where reading and writing it takes a few percent of a step, it has the weights' dtype, as in transformers, and the
@@ -12,14 +12,25 @@ Of the last layer, all tokens' keys and values are needed, but nothing else of t
 are most of many, it goes on with the others alone.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from executor_svc.model.forward_context import ForwardContext
-from executor_svc.model.stack_functions import StackFunctions, add_product
+from executor_svc.model.residual import InPlaceResidual, Residual, RoundedLate
+from executor_svc.model.stack_functions import StackFunctions
 from executor_svc.model.stack_parts import LayerPart, NormPart
+
+
+class Pieces(Protocol):
+    """A step whose layers are launched in few pieces, see cuda_pieces.py."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor) -> Tensor | None:
+        """As DecoderStack.forward, of a step whose last layer is trimmed; None: there are no pieces for it."""
+        ...
 
 
 class DecoderStack:
@@ -28,8 +39,11 @@ class DecoderStack:
     Attributes:
         functions: how it is computed.
         layers: in order.
+        final_norm: after the last.
+        embed: int64 [num_tokens] to [num_tokens, hidden_size].
         many_tokens: so many and more are computed over a residual stream of the weights' dtype.
         trimmed_tokens: of so many and more, the last layer computes the wanted ones alone.
+        pieces: for steps that the host would take longer to launch than the device to compute; None: there are none.
     """
 
     def __init__(
@@ -42,29 +56,21 @@ class DecoderStack:
         many_tokens: int = 2048,
         trimmed_tokens: int = 1024,
     ):
-        """A stack.
-
-        Args:
-            embed: int64 [num_tokens] to [num_tokens, hidden_size].
-            layers: in order.
-            final_norm: after the last.
-            functions: how to compute.
-            many_tokens: see Attributes.
-            trimmed_tokens: see Attributes.
-        """
+        """A stack without pieces; for the arguments see Attributes."""
         self.functions = functions
         self.layers = layers
+        self.final_norm = final_norm
+        self.embed = embed
         self.many_tokens = many_tokens
         self.trimmed_tokens = trimmed_tokens
-        self._embed = embed
-        self._final_norm = final_norm
+        self.pieces: Pieces | None = None
 
     def with_functions(self, functions: StackFunctions) -> "DecoderStack":
         """The same stack, computed in another way."""
         return DecoderStack(
-            self._embed,
+            self.embed,
             self.layers,
-            self._final_norm,
+            self.final_norm,
             functions,
             many_tokens=self.many_tokens,
             trimmed_tokens=self.trimmed_tokens,
@@ -82,60 +88,52 @@ class DecoderStack:
         Returns:
             [num_tokens or num_rows, hidden_size], normalised, in the weights' dtype.
         """
-        rows = self._embed(input_ids)
-        many = rows.shape[0] >= self.many_tokens and self.layers[0].post_mlp_norm is None
-        return self._many(rows, positions, context, keep) if many else self._few(rows, positions, context, keep)
-
-    def _is_trimmed(self, context: ForwardContext, keep: Tensor | None) -> bool:
-        """Whether the last layer computes the tokens of keep alone. Not in graphs, whose rows may be padding."""
-        num_tokens = context.batch.num_tokens
-        is_known = context.batch.query_lens is not None
-        return keep is not None and is_known and num_tokens >= self.trimmed_tokens and 4 * keep.shape[0] <= num_tokens
-
-    def _few(self, rows: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor | None) -> Tensor:
-        """Norms add what the product before them computed to the residual stream."""
-        call, residual = self.functions, rows.float()
-        normed, delta = torch.empty_like(rows), torch.empty_like(rows)
-        qkv, gated = self._activations(rows)
-        call.norm(residual, self.layers[0].attention_norm, normed)
         is_trimmed = self._is_trimmed(context, keep)
-        for number, layer in enumerate(self.layers[:-1] if is_trimmed else self.layers):
-            call.product(normed, layer.qkv, qkv)
+        if is_trimmed and keep is not None and self.pieces is not None:
+            found = self.pieces.forward(input_ids, positions, context, keep)
+            if found is not None:
+                return found
+        rows = self.embed(input_ids)
+        residual, (qkv, gated) = self.residual(rows), self.activations(rows)
+        call = self.functions
+        residual.begin(self.layers[0].attention_norm)
+        for layer, following in itertools.pairwise(self.layers):
+            call.product(residual.normed, layer.qkv, qkv)
             heads = call.attention(qkv, positions, layer.attention, context)
-            call.product(heads, layer.output, delta)
-            call.norm(delta, layer.mlp_norm, normed, residual=residual, post=layer.post_attention_norm)
-            call.product(normed, layer.gate_up, gated)
-            call.product(gated, layer.down, delta)
-            if number + 1 < len(self.layers):
-                following = self.layers[number + 1].attention_norm
-                call.norm(delta, following, normed, residual=residual, post=layer.post_mlp_norm)
+            self.after_attention(layer, residual, heads, gated)
+            residual.add(gated, layer.down, following.attention_norm, post=layer.post_mlp_norm)
         if keep is not None and is_trimmed:
-            return self._last_layer(residual, normed, qkv, positions, context, keep)
-        out = normed if keep is None else rows.new_empty(keep.shape[0], rows.shape[1])
-        call.norm(delta, self._final_norm, out, residual=residual, post=self.layers[-1].post_mlp_norm, rows=keep)
+            return self.last_layer(residual.rows, residual.normed, qkv, positions, context, keep)
+        last = self.layers[-1]
+        call.product(residual.normed, last.qkv, qkv)
+        heads = call.attention(qkv, positions, last.attention, context)
+        self.after_attention(last, residual, heads, gated)
+        out = residual.normed if keep is None else rows.new_empty(keep.shape[0], rows.shape[1])
+        residual.add(gated, last.down, self.final_norm, post=last.post_mlp_norm, out=out, rows=keep)
         return out
 
-    def _many(self, residual: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor | None) -> Tensor:
-        """Products add what they compute to the residual stream."""
-        call, normed = self.functions, torch.empty_like(residual)
-        qkv, gated = self._activations(residual)
-        is_trimmed = self._is_trimmed(context, keep)
-        for layer in self.layers[:-1] if is_trimmed else self.layers:
-            call.norm(residual, layer.attention_norm, normed)
-            call.product(normed, layer.qkv, qkv)
-            heads = call.attention(qkv, positions, layer.attention, context)
-            add_product(heads, layer.output, residual)
-            call.norm(residual, layer.mlp_norm, normed)
-            call.product(normed, layer.gate_up, gated)
-            add_product(gated, layer.down, residual)
-        if keep is not None and is_trimmed:
-            call.norm(residual, self.layers[-1].attention_norm, normed)
-            return self._last_layer(residual, normed, qkv, positions, context, keep)
-        out = normed if keep is None else residual.new_empty(keep.shape[0], residual.shape[1])
-        call.norm(residual, self._final_norm, out, rows=keep)
-        return out
+    def residual(self, rows: Tensor) -> Residual:
+        """The residual stream that begins with rows [num_tokens, hidden_size], which may become part of it."""
+        normed = torch.empty_like(rows)
+        if self.sums_in_place(rows.shape[0]):
+            return InPlaceResidual(self.functions, rows, normed)
+        return RoundedLate(self.functions, rows.float(), normed, torch.empty_like(rows))
 
-    def _last_layer(
+    def sums_in_place(self, num_tokens: int) -> bool:
+        """Which form the residual stream of so many tokens has."""
+        return num_tokens >= self.many_tokens and self.layers[0].post_mlp_norm is None
+
+    def activations(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """What a layer's products hand on: heads before attention, gated values."""
+        first = self.layers[0]
+        return rows.new_empty(rows.shape[0], first.qkv.num_outputs), rows.new_empty(rows.shape[0], first.gate_up.num_outputs)
+
+    def after_attention(self, layer: LayerPart, residual: Residual, heads: Tensor, gated: Tensor) -> None:
+        """What follows a layer's attention, up to its gated values [num_tokens, columns], which only have to be added."""
+        residual.add(heads, layer.output, layer.mlp_norm, post=layer.post_attention_norm)
+        self.functions.product(residual.normed, layer.gate_up, gated)
+
+    def last_layer(
         self, residual: Tensor, normed: Tensor, qkv: Tensor, positions: Tensor, context: ForwardContext, keep: Tensor
     ) -> Tensor:
         """The last layer and the final norm of the tokens of keep: normalised [num_rows, hidden_size].
@@ -151,18 +149,16 @@ class DecoderStack:
         call, layer = self.functions, self.layers[-1]
         call.product(normed, layer.qkv, qkv)
         heads = call.attention(qkv, positions, layer.attention, context, rows=keep)
-        residual = residual[keep].float()
-        normed, delta = (normed.new_empty(residual.shape) for _ in range(2))
+        rows = residual[keep].float()
+        wanted = RoundedLate(call, rows, *(normed.new_empty(rows.shape) for _ in range(2)))
         if keep.shape[0]:
             gated = normed.new_empty(keep.shape[0], layer.gate_up.num_outputs)
-            call.product(heads, layer.output, delta)
-            call.norm(delta, layer.mlp_norm, normed, residual=residual, post=layer.post_attention_norm)
-            call.product(normed, layer.gate_up, gated)
-            call.product(gated, layer.down, delta)
-            call.norm(delta, self._final_norm, normed, residual=residual, post=layer.post_mlp_norm)
-        return normed
+            self.after_attention(layer, wanted, heads, gated)
+            wanted.add(gated, layer.down, self.final_norm, post=layer.post_mlp_norm)
+        return wanted.normed
 
-    def _activations(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What a layer's products hand on: heads before attention, gated values."""
-        first = self.layers[0]
-        return rows.new_empty(rows.shape[0], first.qkv.num_outputs), rows.new_empty(rows.shape[0], first.gate_up.num_outputs)
+    def _is_trimmed(self, context: ForwardContext, keep: Tensor | None) -> bool:
+        """Whether the last layer computes the tokens of keep alone. Not in graphs, whose rows may be padding."""
+        num_tokens = context.batch.num_tokens
+        is_known = context.batch.query_lens is not None
+        return keep is not None and is_known and num_tokens >= self.trimmed_tokens and 4 * keep.shape[0] <= num_tokens

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor_svc.kernels.batch import Rotary
+from executor_svc.kernels.batch import LayerCache, Rotary
 from executor_svc.kernels.reference import rotate
 from executor_svc.model.forward_context import ForwardContext
 from executor_svc.model.stack_parts import AttentionPart, NormPart, ProductPart
@@ -83,13 +83,54 @@ class AttentionFunction(Protocol):
         ...
 
 
+class TurnFunction(Protocol):
+    """The first half of AttentionFunction: head norms, rotary embedding, KV write if it is not part of the second."""
+
+    def __call__(
+        self, qkv: Tensor, positions: Tensor, slot_mapping: Tensor, part: AttentionPart, cache: LayerCache, turned: Tensor
+    ) -> None:
+        """One layer's, in a form that depends on the number of tokens only.
+
+        Args:
+            qkv: as in AttentionFunction; of tokens without a slot nothing is written to the cache.
+            positions: int64 [num_tokens].
+            slot_mapping: int64 [num_tokens], -1: none.
+            part: of the layer.
+            cache: of the layer.
+            turned: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], for queries, keys, values.
+        """
+        ...
+
+
+class AttendFunction(Protocol):
+    """The second half."""
+
+    def __call__(self, turned: Tensor, part: AttentionPart, context: ForwardContext, out: Tensor) -> None:
+        """One layer's.
+
+        Args:
+            turned: [num_rows, num_heads + 2 * num_kv_heads, head_dim], what TurnFunction made of the step's tokens, and
+                rows behind them that are finite.
+            part: of the layer.
+            context: of the step.
+            out: [num_rows, num_heads, head_dim], whose first num_tokens rows are computed.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class StackFunctions:
-    """One way to compute a stack."""
+    """One way to compute a stack.
+
+    Attributes:
+        turn, attend: attention in two halves, of which the first can be captured.
+    """
 
     norm: NormFunction
     product: ProductFunction
     attention: AttentionFunction
+    turn: TurnFunction
+    attend: AttendFunction
 
 
 def torch_norm(
@@ -134,19 +175,33 @@ def torch_attention(
     qkv: Tensor, positions: Tensor, part: AttentionPart, context: ForwardContext, *, rows: Tensor | None = None
 ) -> Tensor:
     """See AttentionFunction."""
-    heads = qkv.view(qkv.shape[0], -1, part.head_dim)
-    query, key, value = heads.split_with_sizes((part.num_heads, part.num_kv_heads, part.num_kv_heads), dim=1)
+    turned = qkv.new_empty(qkv.shape[0], qkv.shape[1] // part.head_dim, part.head_dim)
+    torch_turn(qkv, positions, context.batch.slot_mapping, part, context.layer_cache(part.call.layer_idx), turned)
+    out = qkv.new_empty(qkv.shape[0], part.num_heads, part.head_dim)
+    torch_attend(turned, part, context, out)
+    return out.flatten(1) if rows is None else out[rows].flatten(1)
+
+
+def torch_turn(
+    qkv: Tensor, positions: Tensor, slot_mapping: Tensor, part: AttentionPart, cache: LayerCache, turned: Tensor
+) -> None:
+    """See TurnFunction; backends write KV themselves."""
+    query, key, value = part.split(qkv.view(turned.shape))
     rotary = Rotary(part.rotary.cos[positions], part.rotary.sin[positions])
-    query, key = (
-        rotate(_head_norm(x.float(), norm), rotary).to(qkv.dtype) for x, norm in ((query, part.q_norm), (key, part.k_norm))
-    )
-    out = context.attend(part.call, query, key, value).flatten(1)
-    return out if rows is None else out[rows]
+    for into, heads, norm in zip(part.split(turned), (query, key), (part.q_norm, part.k_norm), strict=False):
+        into.copy_(rotate(_head_norm(heads.float(), norm), rotary))
+    part.split(turned)[2].copy_(value)
+
+
+def torch_attend(turned: Tensor, part: AttentionPart, context: ForwardContext, out: Tensor) -> None:
+    """See AttendFunction."""
+    num_tokens = context.batch.num_tokens
+    out[:num_tokens] = context.attend(part.call, *part.split(turned[:num_tokens]))
 
 
 def _head_norm(heads: Tensor, norm: NormPart | None) -> Tensor:
     return heads if norm is None else functional.rms_norm(heads, norm.weight.shape, norm.weight, norm.epsilon)
 
 
-TORCH_FUNCTIONS = StackFunctions(torch_norm, torch_product, torch_attention)
+TORCH_FUNCTIONS = StackFunctions(torch_norm, torch_product, torch_attention, torch_turn, torch_attend)
 """Right everywhere, fast nowhere: what the others are compared with."""

@@ -77,6 +77,11 @@ class AttentionPart:
     q_norm: NormPart | None = None
     k_norm: NormPart | None = None
 
+    def split(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of queries, keys, values in heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]."""
+        query, key, value = heads.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        return query, key, value
+
 
 @dataclass(frozen=True, eq=False)
 class LayerPart:

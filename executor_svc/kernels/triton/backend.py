@@ -68,19 +68,22 @@ class TritonBackend:
         window: int | None,
         softcap: float | None,
         sinks: Tensor | None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """As paged_attention, for rotated queries and keys when the new KV is in the cache already.
 
-        Batches of decodes alone do not touch key and value, which may then be of any shape that says the heads' sizes.
+        Batches of decodes alone do not touch key and value, which may then be of any shape that says the heads' sizes. The
+        result goes to out [num_rows of query, num_heads, head_dim_v], if that is given.
         """
         sole = sole_chunk(
             self._library, query, key, value, layer_cache, batch, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
         if sole is not None:
-            return sole
+            return sole if out is None else out[: sole.shape[0]].copy_(sole)
         num_tokens, num_heads, _ = query.shape
         head_dim_v = layer_cache.value.shape[3]
-        out = query.new_empty(num_tokens, num_heads, head_dim_v)
+        if out is None:
+            out = query.new_empty(num_tokens, num_heads, head_dim_v)
         decodes = batch.num_decodes
         if decodes:
             tables = batch.block_tables[:decodes]
