@@ -64,4 +64,5 @@ def logits_of(model: Any, caches: dict[int, LayerCache], steps: Sequence[Sequenc
 def on(device: torch.device, batch: AttentionBatch) -> AttentionBatch:
     """The batch with its tensors there."""
     values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+    moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(batch, **moved)
