@@ -4,14 +4,17 @@ Knows how such a process starts and ends. Does not know gRPC. The front starts i
 the worker ends.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 
 from common.errors import StartupError
@@ -27,6 +30,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def _die_with_the_front() -> None:
     """Has the kernel end this process with its parent; the end of the pipe alone would be seen only after loading."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _import_engine() -> None:
+    """Brings transformers along, which takes seconds more. If it fails, so does the next import, which is in the right place."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("executor_svc.engine")
 
 
 def main(pipe_fd: int, lines_fd: int) -> int:
@@ -51,6 +60,13 @@ def main(pipe_fd: int, lines_fd: int) -> int:
         folder = prepare_model(settings.model, settings.cache_dir, progress, needs_weights=settings.load_format == "auto")
         prepared = time.monotonic()
         # torch takes seconds to import: until here, a name that does not exist costs none.
+        from executor_svc.cuda.early import early_work
+
+        work = early_work(settings, folder)
+        importing = threading.Thread(target=_import_engine, daemon=True)
+        importing.start()
+        work()
+        importing.join()
         from executor_svc.engine import build_engine
         from executor_svc.inbox import Inbox
         from executor_svc.metrics import serve_metrics

@@ -290,6 +290,9 @@ class Engine:
             except StaleEpoch as error:  # another scheduler drives it: taking turns at once would help nobody
                 self._note_problem(driver, error)
                 backoff_s = _FENCED_PAUSE_S
+            except ModelLoading as error:  # it is asked again and again, so that nothing waits once it is there
+                self._note_problem(driver, error)
+                backoff_s = _FIRST_BACKOFF_S
             except OctavoError as error:
                 self._note_problem(driver, error)
             except Exception:

@@ -44,6 +44,15 @@ def allow_library() -> None:
     os.environ["TORCH_CUDNN_SDPA_AVOID_RECOMPILE"] = "1"
 
 
+def plan_ahead(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Makes all plans for these heads now, in this thread, that their first long prompts would wait for."""
+    if not _takes_heads(head_dim) or not _works(device, dtype, num_heads, num_kv_heads, head_dim):
+        return
+    row, key_row = (num_heads + 2 * num_kv_heads) * head_dim, num_kv_heads * head_dim
+    for key_stride, causal in ((row, True), (key_row, False)):
+        _plan(device, dtype, num_heads, num_kv_heads, head_dim, row, key_stride, causal)
+
+
 class Library(Protocol):
     """Attention over contiguous keys and values, for chunks that are long enough."""
 
@@ -84,8 +93,7 @@ class Cudnn:
             and softcap is None
             and sinks is None
             and head_dim_k == head_dim_v
-            and head_dim_k % 8 == 0
-            and head_dim_k <= 128
+            and _takes_heads(head_dim_k)
             and _works(query.device, query.dtype, query.shape[1], layer_cache.value.shape[1], head_dim_k)
         )
 
@@ -111,6 +119,10 @@ class Cudnn:
             query, key, value, None, with_lse, 0.0, causal, False, scale=scale
         )[:2]
         return out, lse
+
+
+def _takes_heads(head_dim: int) -> bool:
+    return head_dim % 8 == 0 and head_dim <= 128
 
 
 @functools.cache
