@@ -84,7 +84,7 @@ def build_engine(
             "layout": f"{KV_LAYOUT_VERSION} {backend.kv_layout_version} {pool.block_bytes}",
         }
     )
-    store = _connect_store(settings, fingerprint, pool)
+    store = _connect_store(settings, fingerprint, pool, started.blocks)
     transport, reason = store.transport if store is not None else ("", "no block store is configured")
     info = pb.ExecutorInfo(
         executor_id=settings.executor_id,
@@ -130,7 +130,7 @@ def choose_device(settings: ExecutorSettings) -> Device:
     return CpuDevice(settings)
 
 
-def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: Pool) -> BlockStore | None:
+def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: Pool, blocks: BlockMemory) -> BlockStore | None:
     if not settings.kvstore:
         return None
     store = BlockStoreClient(
@@ -141,6 +141,7 @@ def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: Pool) -
         transport=settings.kv_transport,
         degraded=DegradedPaths(),
         security=ChannelSecurity(tls_ca=settings.kvstore_tls_ca, token=settings.kvstore_token.get_secret_value()),
+        slab_user=blocks,
     )
     store.connect(CONNECT_TIMEOUT_S)
     return store

@@ -1,6 +1,6 @@
 """Copies between the device pool and the block store, on a thread of their own beside the step loop.
 
-Knows blocks and the store's client. Does not know sequences or plans. Both copies (memcpy, sockets) release the GIL, and the
+Knows blocks and the store's client. Does not know sequences or plans, nor how bytes travel. All copies release the GIL, and the
 thread sleeps while there is nothing to do, so steps are not slowed by waiting transfers.
 """
 
@@ -8,13 +8,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.ids import BlockId, BlockKey
 from common.patience import Patience
+from common.shm.attachment import SlabUser
 from executor_svc.clients.kvstore_report import OUT_OF_TIME, LoadReport, TierReading
+from executor_svc.core.host_block import BlockSink, BlockSource
 
 log = logging.getLogger(__name__)
 _LOOK_AFTER_S = 0.5
@@ -32,19 +34,22 @@ class SaveReport(Protocol):
 
 
 class BlockStore(Protocol):
-    """The block store as seen from here. Never raises: a failing store is a miss with a reason."""
+    """The block store as seen from here. Never raises: a failing store is a miss with a reason.
+
+    It lends host memory, its own where it can; sinks and sources (executor_svc/core/host_block.py) copy.
+    """
 
     @property
     def transport(self) -> tuple[str, str]:
         """How blocks travel ("shm", "inline" or "none"), and why not by shared memory. May change with every transfer."""
         ...
 
-    def save(self, blocks: Sequence[tuple[BlockKey, memoryview]]) -> SaveReport:
-        """Stores the bytes of each block under its key."""
+    def save(self, keys: Sequence[BlockKey], source: BlockSource) -> SaveReport:
+        """Stores the bytes that source has for each key."""
         ...
 
-    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
-        """Fills each memory with the block of its key, a chain that stops at the first miss."""
+    def load(self, keys: Sequence[BlockKey], sink: BlockSink, patience: Patience) -> LoadReport:
+        """Fills sink with the block of each key, a chain that stops at the first miss."""
         ...
 
     def look_after(self) -> None:
@@ -52,8 +57,8 @@ class BlockStore(Protocol):
         ...
 
 
-class BlockMemory(Protocol):
-    """The pool's blocks as host memory: itself on a CPU, staging buffers and copies on a GPU.
+class BlockMemory(SlabUser, Protocol):
+    """The pool's blocks, and how their bytes travel from and to host memory. As a SlabUser it knows the store's memory.
 
     Attributes:
         num_blocks: of the pool.
@@ -61,29 +66,16 @@ class BlockMemory(Protocol):
 
     num_blocks: int
 
-    @property
-    def blocks_at_once(self) -> int:
-        """Most blocks of one call of read or buffers."""
-        ...
-
     def mark(self) -> object:
         """A point in the device's work: all steps submitted so far. Called on the thread that submits steps."""
         ...
 
-    def read(self, block_ids: Sequence[BlockId], after: object) -> Sequence[memoryview]:
-        """The bytes of blocks as they are after a mark; good until the next call."""
+    def source(self, block_ids: Sequence[BlockId], after: object) -> BlockSource:
+        """The blocks as they are after a mark, to be stored."""
         ...
 
-    def buffers(self, block_ids: Sequence[BlockId]) -> Sequence[memoryview]:
-        """Where the bytes of these blocks are to be written; write brings them into the pool."""
-        ...
-
-    def write(self, block_ids: Sequence[BlockId], after: object) -> None:
-        """Starts to bring the first buffers into the pool, after a mark."""
-        ...
-
-    def finish(self) -> None:
-        """Returns once everything written is in the pool, for every step that is submitted from now on."""
+    def sink(self, block_ids: Sequence[BlockId], after: object) -> BlockSink:
+        """The blocks after a mark, to be filled."""
         ...
 
 
@@ -230,9 +222,10 @@ class TransferThread:
     def _save(self, store: BlockStore, session: int, save: Save, after: object) -> SaveDone:
         num_written = num_present = num_failed = 0
         reason = ""
-        for keys, block_ids in self._groups(save.blocks, _SAVED_AT_ONCE):
+        for start in range(0, len(save.blocks), _SAVED_AT_ONCE):
             self._let_loads_pass(session)
-            saved = store.save(list(zip(keys, self._memory.read(block_ids, after), strict=True)))
+            keys, block_ids = _divided(save.blocks[start : start + _SAVED_AT_ONCE])
+            saved = store.save(keys, self._memory.source(block_ids, after))
             num_written += saved.num_written
             num_present += saved.num_present
             num_failed += saved.num_failed
@@ -240,24 +233,15 @@ class TransferThread:
         return SaveDone(save.save_id, num_written, num_present, num_failed, reason)
 
     def _load(self, store: BlockStore, load: Load, submitted_s: float, after: object) -> LoadDone:
-        report = LoadReport()
-        for keys, block_ids in self._groups(load.blocks, len(load.blocks)):
-            left = load.patience.after(time.monotonic() - submitted_s, report.num_loaded)
-            if left.first_s <= 0:
-                report.reason = OUT_OF_TIME
-                break
-            loaded = store.load(list(zip(keys, self._memory.buffers(block_ids), strict=True)), left)
-            self._memory.write(block_ids[: loaded.num_loaded], after)
-            report.extend(loaded)
-            if loaded.num_loaded < len(block_ids):
-                break
-        self._memory.finish()
+        left = load.patience.after(time.monotonic() - submitted_s, 0)
+        if left.first_s <= 0:
+            report = LoadReport(reason=OUT_OF_TIME)
+        else:
+            keys, block_ids = _divided(load.blocks)
+            report = store.load(keys, self._memory.sink(block_ids, after), left)
         seconds = time.monotonic() - submitted_s
         return LoadDone(load.load_id, report.num_loaded, report.num_by_tier, report.reason, seconds, tuple(report.readings))
 
-    def _groups(self, blocks: Sequence[tuple[BlockKey, BlockId]], most: int) -> Iterator[tuple[list[BlockKey], list[BlockId]]]:
-        """The blocks of a transfer in order, as many at a time as the memory takes, at most; one empty group of none."""
-        size = max(1, min(most, self._memory.blocks_at_once))
-        for start in range(0, max(1, len(blocks)), size):
-            group = blocks[start : start + size]
-            yield [key for key, _ in group], [block_id for _, block_id in group]
+
+def _divided(blocks: Sequence[tuple[BlockKey, BlockId]]) -> tuple[list[BlockKey], list[BlockId]]:
+    return [key for key, _ in blocks], [block_id for _, block_id in blocks]

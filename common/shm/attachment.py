@@ -5,6 +5,7 @@ Knows slabs and the socket that keeps the session alive. Does not know gRPC, key
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -22,16 +23,45 @@ class SlabOffer:
     nonce: int
 
 
+class SlabUser(Protocol):
+    """Somebody who prepares mapped slabs for whatever copies their bytes. Both calls return at once, on any thread."""
+
+    def slabs_mapped(self, slabs: Sequence[Slab]) -> None:
+        """These are in use from now on."""
+        ...
+
+    def slabs_unmapped(self, slabs: Sequence[Slab]) -> None:
+        """They are in use no more: let go of them, so that they can be unmapped. Unknown ones are fine."""
+        ...
+
+
 class Attachment:
     """Mapped slabs. Confined to one thread, but for unmap. A slab stays mapped as long as a view of it is in use."""
 
-    def __init__(self, handover: Handover, slabs: dict[int, Slab]):
+    def __init__(self, handover: Handover, slabs: dict[int, Slab], user: SlabUser | None = None):
+        """Takes them over.
+
+        Args:
+            handover: the socket that keeps the session alive.
+            slabs: by slab_id.
+            user: told of the slabs now and when they are unmapped.
+        """
         self._handover = handover
         self._slabs = slabs
+        self._user = user
+        if user is not None:
+            user.slabs_mapped(list(slabs.values()))
 
     @classmethod
     def open(
-        cls, socket_path: str, request: HandoverRequest, offers: Sequence[SlabOffer], *, epoch: int, timeout_s: float
+        cls,
+        socket_path: str,
+        request: HandoverRequest,
+        offers: Sequence[SlabOffer],
+        *,
+        epoch: int,
+        timeout_s: float,
+        user: SlabUser | None = None,
     ) -> "Attachment":
         """Fetches, maps and checks all slabs.
 
@@ -55,7 +85,7 @@ class Attachment:
             raise
         finally:
             handover.close_descriptors()
-        return cls(handover, slabs)
+        return cls(handover, slabs, user)
 
     def view(self, slab_id: int, offset_bytes: int, length_bytes: int) -> memoryview | None:
         """The bytes of a handle, writable; None: the handle points outside of the slabs' data."""
@@ -78,7 +108,9 @@ class Attachment:
 
     def unmap(self) -> None:
         """Gives no more views, so that the memory of a dead store can go. May be called from any thread."""
-        self._slabs = {}
+        slabs, self._slabs = self._slabs, {}
+        if self._user is not None:
+            self._user.slabs_unmapped(list(slabs.values()))
 
     def close(self) -> None:
         """Closes the socket, which tells the store that this client reads and writes no more, and unmaps."""

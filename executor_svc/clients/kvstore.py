@@ -1,6 +1,6 @@
 """The executor's way to the block store: saves and loads blocks, and never fails harder than by not having them.
 
-Knows keys, buffers and when to open a session. Does not know devices, tensors or requests. Confined to one thread (the
+Knows keys and when to open a session. Does not know devices, tensors or requests. Confined to one thread (the
 executor's transfer thread); only the heartbeat runs beside it.
 
 A store that is dead, slow, full or restarted makes save and load report what they could not do. The session is opened again
@@ -19,9 +19,11 @@ from common.patience import Patience
 from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity, sync_channel
 from common.rpc.status import from_rpc_error
+from common.shm.attachment import SlabUser
 from executor_svc.clients.kvstore_report import LoadReport, SaveReport
 from executor_svc.clients.kvstore_session import CALL_TIMEOUT_S, SessionSpec, StoreSession, Transport
-from executor_svc.clients.kvstore_transfer import CORRUPT, Blocks, Statuses, Transfer, transfer_of
+from executor_svc.clients.kvstore_transfer import CORRUPT, Keys, Statuses, Transfer, transfer_of
+from executor_svc.core.host_block import BlockSink, BlockSource
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 
 __all__ = ["BlockStoreClient", "LoadReport", "SaveReport"]
@@ -43,6 +45,7 @@ class BlockStoreClient:
         transport: "auto" uses shared memory if it can; "shm" never goes inline.
         degraded: counts kvstore_unavailable, kvstore_inline, kvstore_full and kvstore_corrupt.
         security: how to reach a protected store.
+        slab_user: told which shared memory is mapped.
     """
 
     def __init__(
@@ -55,9 +58,10 @@ class BlockStoreClient:
         transport: Transport,
         degraded: DegradedPaths,
         security: ChannelSecurity | None = None,
+        slab_user: SlabUser | None = None,
     ):
         security = security or ChannelSecurity()
-        self._spec = SessionSpec(client_id, layout_fingerprint, block_bytes, transport, security)
+        self._spec = SessionSpec(client_id, layout_fingerprint, block_bytes, transport, security, slab_user)
         self._degraded = degraded
         self._channel = sync_channel(address, security)
         self._session: StoreSession | None = None
@@ -81,45 +85,45 @@ class BlockStoreClient:
         """Opens a session again that has ended: a load would not have the time for it."""
         self._open_session(_OPEN_TIMEOUT_S)
 
-    def save(self, blocks: Blocks) -> SaveReport:
+    def save(self, keys: Keys, source: BlockSource) -> SaveReport:
         """Writes the blocks that the store does not have.
 
         Args:
-            blocks: key and bytes of each, contiguous and block_bytes long; the bytes must not change meanwhile.
+            keys: of the blocks.
+            source: has their bytes, by position in keys; they must not change meanwhile.
 
         Raises:
-            ValueError: a buffer has another length, or is not contiguous.
+            ValueError: the source has blocks of another size.
         """
-        self._check(blocks)
-        if not blocks:
+        self._check(source)
+        if not keys:
             return SaveReport()
-        statuses = self._with_session(lambda transfer: transfer.save(blocks), CALL_TIMEOUT_S)
+        statuses = self._with_session(lambda transfer: transfer.save(keys, source), CALL_TIMEOUT_S)
         if statuses is None:
-            return SaveReport(num_failed=len(blocks), reason=self._reason)
+            return SaveReport(num_failed=len(keys), reason=self._reason)
         return self._saved(statuses)
 
-    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
+    def load(self, keys: Keys, sink: BlockSink, patience: Patience) -> LoadReport:
         """Reads leading blocks, up to the first that is not there.
 
         Args:
-            blocks: key and writable buffer of each, contiguous and block_bytes long.
+            keys: of the blocks.
+            sink: takes their bytes, by position in keys; what is in the blocks that are not loaded is undefined.
             patience: a store that needs longer counts as one that has no more blocks.
 
         Raises:
-            ValueError: a buffer has another length, is not contiguous or cannot be written.
+            ValueError: the sink has blocks of another size.
         """
-        self._check(blocks)
-        if any(data.readonly for _, data in blocks):
-            raise ValueError("a buffer to load into is read-only")
-        if not blocks:
+        self._check(sink)
+        if not keys:
             return LoadReport()
         started_s = time.monotonic()
-        report = self._with_session(lambda transfer: transfer.load(blocks, patience), patience.seconds(0))
+        report = self._with_session(lambda transfer: transfer.load(keys, sink, patience), patience.seconds(0))
         if report is None:
             report = LoadReport(reason=self._reason)
         elif report.reason == CORRUPT:
             self._degraded.note("kvstore_corrupt", CORRUPT)
-        elif report.num_loaded < len(blocks):
+        elif report.num_loaded < len(keys):
             report.reason = report.reason or "not in the store"
         report.seconds = time.monotonic() - started_s
         return report
@@ -206,9 +210,6 @@ class BlockStoreClient:
         self._retry_at_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def _check(self, blocks: Blocks) -> None:
-        for _, data in blocks:
-            if data.nbytes != self._spec.block_bytes or not data.c_contiguous:
-                raise ValueError(
-                    f"a buffer of {data.nbytes} bytes: it must be contiguous and have {self._spec.block_bytes} bytes"
-                )
+    def _check(self, blocks: BlockSink | BlockSource) -> None:
+        if blocks.block_bytes != self._spec.block_bytes:
+            raise ValueError(f"blocks of {blocks.block_bytes} bytes: this session's have {self._spec.block_bytes}")

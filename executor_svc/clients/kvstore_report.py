@@ -67,16 +67,6 @@ class LoadReport:
         """The next block did not come in this time."""
         self._read(TierReading("", 0, seconds, seconds))
 
-    def extend(self, other: "LoadReport") -> None:
-        """The blocks behind these were loaded, or not."""
-        self.num_loaded += other.num_loaded
-        for tier, num_blocks in other.num_by_tier.items():
-            self.num_by_tier[tier] = self.num_by_tier.get(tier, 0) + num_blocks
-        for reading in other.readings:
-            self._read(reading)
-        self.reason = other.reason
-        self.seconds += other.seconds
-
     def _read(self, reading: TierReading) -> None:
         for known in self.readings:
             if known.tier == reading.tier:

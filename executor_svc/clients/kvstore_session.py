@@ -15,7 +15,7 @@ import grpc
 
 from common.errors import NoSharedMemory
 from common.rpc.channel import ChannelSecurity
-from common.shm.attachment import Attachment, SlabOffer
+from common.shm.attachment import Attachment, SlabOffer, SlabUser
 from common.shm.handover import HandoverRequest
 from common.shm.host import host_id
 from common.shm.slab import SHM_ABI
@@ -39,6 +39,7 @@ class SessionSpec:
         block_bytes: bytes of each block.
         transport: "auto" falls back to the inline calls, "shm" does not.
         security: how to reach a protected store.
+        slab_user: told which slabs are mapped.
     """
 
     client_id: str
@@ -46,6 +47,7 @@ class SessionSpec:
     block_bytes: int
     transport: Transport
     security: ChannelSecurity
+    slab_user: SlabUser | None = None
 
 
 class StoreSession:
@@ -104,7 +106,7 @@ class StoreSession:
         attachment, reason = None, opened.inline_reason
         try:
             if opened.HasField("shm"):
-                attachment = _attach(opened, timeout_s)
+                attachment = _attach(opened, timeout_s, spec.slab_user)
         except NoSharedMemory as error:
             reason = error.message
         session = cls(stub, opened, metadata, attachment, reason)
@@ -155,7 +157,7 @@ class StoreSession:
             self.attachment.unmap()  # the owner may not call for a long time, and would hold a dead store's memory until then
 
 
-def _attach(opened: pb.OpenSessionResponse, timeout_s: float) -> Attachment:
+def _attach(opened: pb.OpenSessionResponse, timeout_s: float, user: SlabUser | None) -> Attachment:
     offer = opened.shm
     if offer.abi != SHM_ABI:
         raise NoSharedMemory(f"the store has shared-memory ABI {offer.abi}, this client {SHM_ABI}")
@@ -165,4 +167,5 @@ def _attach(opened: pb.OpenSessionResponse, timeout_s: float) -> Attachment:
         [SlabOffer(slab.slab_id, slab.size_bytes, slab.nonce) for slab in offer.slabs],
         epoch=opened.epoch,
         timeout_s=timeout_s,
+        user=user,
     )

@@ -1,43 +1,46 @@
 """How block bytes get into the store and out of it, in one session: through shared memory or inline.
 
-Knows the store's calls and how bytes are verified. Does not know sessions' lives: an error of a call is passed on.
+Knows the store's calls and what makes a block good. Does not know how bytes travel between host memory and the pool
+(executor_svc/core/host_block.py), nor sessions' lives: an error of a call is passed on.
 One call covers many blocks, because a call costs as much as copying several hundred KiB.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Protocol
 
 import grpc
-import numpy as np
 
 from common.errors import OctavoError
 from common.ids import BlockKey
 from common.patience import Patience
 from common.rpc.status import from_rpc_error
 from common.shm.attachment import Attachment
-from common.shm.checksum import checksum
 from executor_svc.clients.call_deadline import CallDeadline
 from executor_svc.clients.kvstore_report import OUT_OF_TIME, LoadReport
 from executor_svc.clients.kvstore_session import CALL_TIMEOUT_S, StoreSession
+from executor_svc.core.host_block import BlockSink, BlockSource, HostBlock
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 
-Blocks = Sequence[tuple[BlockKey, memoryview]]
+Keys = Sequence[BlockKey]
 Statuses = list["pb.BlockStatus.ValueType"]
 CORRUPT = "bytes differ from their checksum"
 _TIER_NAMES = {pb.TIER_SHM: "shm", pb.TIER_DISK: "disk", pb.TIER_REDIS: "redis"}
 # The store answers before the client gives up on it, so that a slow tier costs a miss and not the call.
 _SHARE_OF_TIMEOUT = 0.8
 _INLINE_TIMEOUT_S = 30.0
+_RELEASED_AT_ONCE = 64
+"""Leases go back while others still come, so many at a time: the store may need the room for blocks from lower tiers."""
 
 
 class Transfer(Protocol):
     """One of the two ways."""
 
-    def save(self, blocks: Blocks) -> Statuses:
+    def save(self, keys: Keys, source: BlockSource) -> Statuses:
         """Writes blocks; one status each. Raises grpc.RpcError."""
         ...
 
-    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
+    def load(self, keys: Keys, sink: BlockSink, patience: Patience) -> LoadReport:
         """Reads leading blocks and verifies them. Raises grpc.RpcError if the store failed before the first was there."""
         ...
 
@@ -48,76 +51,91 @@ def transfer_of(session: StoreSession) -> Transfer:
 
 
 class ShmTransfer:
-    """Handles travel by gRPC, bytes by copies between the buffers and the slabs."""
+    """Handles travel by gRPC, bytes between the slabs and the pool."""
 
     def __init__(self, session: StoreSession, attachment: Attachment):
         self._session = session
         self._attachment = attachment
 
-    def save(self, blocks: Blocks) -> Statuses:
+    def save(self, keys: Keys, source: BlockSource) -> Statuses:
         """See Transfer."""
         session = self._session
         reserved = session.stub.ReserveBlocks(
-            pb.ReserveBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[key for key, _ in blocks]),
+            pb.ReserveBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=keys),
             timeout=CALL_TIMEOUT_S,
             metadata=session.metadata,
         )
         statuses = [result.status for result in reserved.results]
-        commits: list[pb.Commit] = []
-        positions: list[int] = []
-        for result in reserved.results:
-            if result.status == pb.BLOCK_STATUS_OK:
-                handle, data = result.handle, blocks[result.key_index][1]
-                _copy(self._view(handle, data.nbytes), data)
-                commits.append(pb.Commit(lease_id=handle.lease_id, generation=handle.generation, checksum=checksum(data)))
-                positions.append(result.key_index)
-        if commits:
+        given = [result for result in reserved.results if result.status == pb.BLOCK_STATUS_OK]
+        if given:
+            places = [HostBlock(result.key_index, self._view(result.handle, source.block_bytes)) for result in given]
+            commits = [
+                pb.Commit(lease_id=result.handle.lease_id, generation=result.handle.generation, checksum=written)
+                for result, written in zip(given, source.write_to(places), strict=True)
+            ]
             committed = session.stub.CommitBlocks(
                 pb.CommitBlocksRequest(session_id=session.session_id, epoch=session.epoch, commits=commits),
                 timeout=CALL_TIMEOUT_S,
                 metadata=session.metadata,
             )
-            for position, status in zip(positions, committed.statuses, strict=True):
-                statuses[position] = status
+            for result, status in zip(given, committed.statuses, strict=True):
+                statuses[result.key_index] = status
         return statuses
 
-    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
+    def load(self, keys: Keys, sink: BlockSink, patience: Patience) -> LoadReport:
         """See Transfer."""
         session = self._session
-        request = pb.AcquireBlocksRequest(
-            session_id=session.session_id, epoch=session.epoch, keys=[key for key, _ in blocks], prefix_only=True
-        )
+        request = pb.AcquireBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=keys, prefix_only=True)
         _set_patience(request, patience)
         release = pb.ReleaseBlocksRequest(session_id=session.session_id, epoch=session.epoch)
+        releases: list[grpc.Future[pb.ReleaseBlocksResponse]] = []
         report = LoadReport()
         try:
             with CallDeadline(session.stub.AcquireBlocks(request, metadata=session.metadata), patience) as deadline:
                 for response in deadline.responses():
-                    for result in response.results:
-                        if result.status != pb.BLOCK_STATUS_OK:
-                            continue
-                        release.lease_ids.append(result.handle.lease_id)
-                        if report.reason or deadline.is_over:
-                            continue
-                        report.reason = self._read(result, blocks[result.key_index][1])
-                        if not report.reason:
-                            report.add(_TIER_NAMES[result.tier], deadline.extend())
-                        elif report.reason == CORRUPT:
-                            release.suspect_lease_ids.append(result.handle.lease_id)
-            _note_end(report, deadline, len(blocks))
+                    held = [result for result in response.results if result.status == pb.BLOCK_STATUS_OK]
+                    if held and not report.reason and not deadline.is_over:
+                        release.suspect_lease_ids.extend(self._read(held, sink, report, deadline))
+                    release.lease_ids.extend(result.handle.lease_id for result in held)
+                    if len(release.lease_ids) >= _RELEASED_AT_ONCE:
+                        releases.append(
+                            session.stub.ReleaseBlocks.future(release, timeout=CALL_TIMEOUT_S, metadata=session.metadata)
+                        )
+                        release = pb.ReleaseBlocksRequest(session_id=session.session_id, epoch=session.epoch)
+            _note_end(report, deadline, len(keys))
             if release.lease_ids and not deadline.was_cancelled:  # else the store has taken them back
                 session.stub.ReleaseBlocks(release, timeout=CALL_TIMEOUT_S, metadata=session.metadata)
+            for sent in releases:
+                sent.result()
         except grpc.RpcError as error:
             _keep_or_raise(session, report, error)
         return report
 
-    def _read(self, result: pb.BlockResult, into: memoryview) -> str:
-        """Copies one block and verifies the copy; returns what is wrong with it, or nothing."""
-        handle = result.handle
-        _copy(into, self._view(handle, into.nbytes))
-        if not self._attachment.has_generation(handle.slab_id, handle.offset_bytes, handle.length_bytes, handle.generation):
-            return "the block's place was given to another block"
-        return "" if checksum(into) == handle.checksum else CORRUPT
+    def _read(self, held: Sequence[pb.BlockResult], sink: BlockSink, report: LoadReport, deadline: CallDeadline) -> list[int]:
+        """Fills the sink from leased blocks, up to the first that is bad or comes too late.
+
+        Nothing reads them any more when it returns. A place's generation is looked at after its bytes were read.
+
+        Returns:
+            The leases of blocks whose bytes are wrong.
+        """
+        blocks = [HostBlock(r.key_index, self._view(r.handle, sink.block_bytes), r.handle.checksum) for r in held]
+        suspects: list[int] = []
+        with closing(sink.fill(blocks)) as verdicts:
+            for result, is_right in zip(held, verdicts, strict=False):
+                handle = result.handle
+                if not self._attachment.has_generation(
+                    handle.slab_id, handle.offset_bytes, handle.length_bytes, handle.generation
+                ):
+                    report.reason = "the block's place was given to another block"
+                elif not is_right:
+                    report.reason = CORRUPT
+                    suspects.append(handle.lease_id)
+                else:
+                    report.add(_TIER_NAMES[result.tier], deadline.extend())
+                if report.reason or deadline.is_over:
+                    break
+        return suspects
 
     def _view(self, handle: pb.BlockHandle, num_bytes: int) -> memoryview:
         view = self._attachment.view(handle.slab_id, handle.offset_bytes, handle.length_bytes)
@@ -129,36 +147,37 @@ class ShmTransfer:
 
 
 class InlineTransfer:
-    """Bytes travel by gRPC in chunks."""
+    """Bytes travel by gRPC in chunks, through memory of this process."""
 
     def __init__(self, session: StoreSession):
         self._session = session
 
-    def save(self, blocks: Blocks) -> Statuses:
+    def save(self, keys: Keys, source: BlockSource) -> Statuses:
         """See Transfer. Asks first how many of the leading blocks are there, because sending is what costs."""
         session = self._session
-        found = session.stub.LookupBlocks(
-            pb.LookupBlocksRequest(keys=[key for key, _ in blocks]), timeout=CALL_TIMEOUT_S, metadata=session.metadata
-        )
+        found = session.stub.LookupBlocks(pb.LookupBlocksRequest(keys=keys), timeout=CALL_TIMEOUT_S, metadata=session.metadata)
         statuses: Statuses = [pb.BLOCK_STATUS_PRESENT] * len(found.tiers)
-        if len(statuses) < len(blocks):
-            chunks = self._chunks(blocks[len(statuses) :])
+        first, size = len(statuses), source.block_bytes
+        if first < len(keys):
+            memory = memoryview(bytearray((len(keys) - first) * size))
+            blocks = [HostBlock(index, memory[(index - first) * size :][:size]) for index in range(first, len(keys))]
+            chunks = self._chunks(keys[first:], blocks, source.write_to(blocks))
             statuses += session.stub.PutBlocks(chunks, timeout=_INLINE_TIMEOUT_S, metadata=session.metadata).statuses
         return statuses
 
-    def load(self, blocks: Blocks, patience: Patience) -> LoadReport:
+    def load(self, keys: Keys, sink: BlockSink, patience: Patience) -> LoadReport:
         """See Transfer."""
         session = self._session
-        request = pb.GetBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[key for key, _ in blocks])
+        request = pb.GetBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=keys)
         _set_patience(request, patience)
         report = LoadReport()
+        into = memoryview(bytearray(sink.block_bytes))
         num_bytes, expected, tier = 0, b"", ""
         try:
             with CallDeadline(session.stub.GetBlocks(request, metadata=session.metadata), patience) as deadline:
                 for chunk in deadline.responses():
                     if chunk.status != pb.BLOCK_STATUS_OK or deadline.is_over:
                         break
-                    into = blocks[chunk.key_index][1].cast("B")
                     if chunk.block_bytes:
                         num_bytes, expected, tier = 0, chunk.checksum, _TIER_NAMES[chunk.tier]
                     end = num_bytes + len(chunk.data)
@@ -167,30 +186,25 @@ class InlineTransfer:
                     into[num_bytes:end] = chunk.data
                     num_bytes = end
                     if num_bytes == into.nbytes:
-                        if checksum(into) != expected:
-                            report.reason = CORRUPT
-                            break
+                        with closing(sink.fill([HostBlock(chunk.key_index, into, expected)])) as verdicts:
+                            if not next(verdicts):
+                                report.reason = CORRUPT
+                                break
                         report.add(tier, deadline.extend())
-            _note_end(report, deadline, len(blocks))
+            _note_end(report, deadline, len(keys))
         except grpc.RpcError as error:
             _keep_or_raise(session, report, error)
         return report
 
-    def _chunks(self, blocks: Blocks) -> Iterator[pb.PutBlocksRequest]:
+    def _chunks(self, keys: Keys, blocks: Sequence[HostBlock], sums: Sequence[bytes]) -> Iterator[pb.PutBlocksRequest]:
         session = self._session
-        for key, data in blocks:
-            flat = data.cast("B")
-            for start in range(0, len(flat), session.inline_chunk_bytes):
+        for key, block, written in zip(keys, blocks, sums, strict=True):
+            for start in range(0, block.data.nbytes, session.inline_chunk_bytes):
                 chunk = pb.PutBlocksRequest(session_id=session.session_id, epoch=session.epoch)
-                chunk.data = bytes(flat[start : start + session.inline_chunk_bytes])
+                chunk.data = bytes(block.data[start : start + session.inline_chunk_bytes])
                 if start == 0:
-                    chunk.key, chunk.block_bytes, chunk.checksum = key, len(flat), checksum(flat)
+                    chunk.key, chunk.block_bytes, chunk.checksum = key, block.data.nbytes, written
                 yield chunk
-
-
-def _copy(into: memoryview, data: memoryview) -> None:
-    """At memory speed; numpy lets other threads run meanwhile."""
-    np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(data, np.uint8))
 
 
 def _set_patience(request: pb.AcquireBlocksRequest | pb.GetBlocksRequest, patience: Patience) -> None:

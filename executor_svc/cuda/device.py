@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from common.cpu_cores import usable_cores
 from common.degraded import DegradedPaths
 from common.errors import StartupError
 from common.ids import BlockId, SeqId
 from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import SamplingParams
+from executor_svc.cuda.blocks import CudaBlocks
 from executor_svc.cuda.graph_shapes import NUM_CHUNKS, GraphShapes
 from executor_svc.cuda.graphs import StepGraphs
 from executor_svc.cuda.memory import MemoryPlan
+from executor_svc.cuda.pinned_slabs import PinnedSlabs
+from executor_svc.cuda.registrar import CudaRegistrar
 from executor_svc.cuda.runner import CudaRunner
 from executor_svc.cuda.sampler import Draw, TokenEnds, TorchTokens, draw_on_host
-from executor_svc.cuda.staging import StagedBlocks
 from executor_svc.cuda.stream import CudaStream
 from executor_svc.device import Phases, Started, run_steps, warm_up
 from executor_svc.kernels.backend import Backend
@@ -36,6 +39,8 @@ DEFAULT_BATCHED_TOKENS = 8192
 _DEFAULT_NUM_SEQS = {0: 256, 64 << 30: 1024}
 """By the memory that a GPU has at least, bytes: graphs of many sequences hold many logits."""
 _SWITCH_INTERVAL_S = 2e-4
+_MAX_CHECKSUM_THREADS = 8
+"""One does about 10 GB/s; together they must keep up with the link."""
 _SHORTEST_LONG_CHUNK = 1024
 _CHUNKS_AT_ONCE = (3, 20, 150)
 """Numbers of chunks of the kinds that kernels tell apart, each with few tokens and with many."""
@@ -100,7 +105,7 @@ class CudaDevice:
         return Started(
             runner=runner,
             pool=pool,
-            blocks=StagedBlocks(pool, stream),
+            blocks=self._blocks(pool, stream),
             limits=limits,
             memory_bytes={"kv_pool": pool.num_bytes, "scratch": memory.scratch, "graphs": graph_bytes},
             description=description,
@@ -124,6 +129,11 @@ class CudaDevice:
     def _pool(self, model: LoadedModel, num_blocks: int) -> CudaKvPool:
         layout = layout_of(self.backend.kv_layout_version)
         return CudaKvPool(model.layer_specs, num_blocks, self._settings.block_size, model.dtype, layout, self.torch_device)
+
+    def _blocks(self, pool: CudaKvPool, steps: CudaStream) -> CudaBlocks:
+        slabs = PinnedSlabs(CudaRegistrar(self.torch_device), self._degraded)
+        num_threads = max(1, min(_MAX_CHECKSUM_THREADS, usable_cores() // 2))
+        return CudaBlocks(pool, steps, CudaStream(self.torch_device), slabs, num_threads=num_threads)
 
     def _runner(self, model: LoadedModel, pool: CudaKvPool, limits: BatchLimits, stream: CudaStream) -> CudaRunner:
         layer_indices = [spec.layer_idx for spec in model.layer_specs]

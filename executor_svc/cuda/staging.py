@@ -1,96 +1,61 @@
-"""Blocks between the GPU's pool and host memory, beside the steps. Knows copies, a stream of its own and staging buffers.
+"""Pinned memory of our own, for blocks whose host memory the GPU cannot reach by itself. Knows buffers, no block.
 
-Two staging buffers in turn: while one is copied to the device, the store fills the other.
+Two buffers in turn: while one is copied to the device, the other is filled.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from common.ids import BlockId
-from executor_svc.cuda.stream import CudaStream, Mark
-from executor_svc.kvcache.cuda_pool import CudaKvPool
+from executor_svc.cuda.stream import CopyStream, Mark
 
 BUFFER_BYTES = 64 << 20
 
 
-class _Buffer:
+class StagingBuffer:
     """Pinned memory of some blocks.
 
     Attributes:
-        mark: the end of the copy out of it; None: nothing reads it.
+        memory: uint8 [num_blocks * block_bytes].
+        mark: the end of the copies out of it; None: nothing reads it.
     """
 
-    def __init__(self, memory: Tensor):
+    def __init__(self, memory: Tensor, block_bytes: int):
         self.memory = memory
+        self.start = memory.data_ptr()
         self.mark: Mark | None = None
+        array: Any = memory.numpy()
+        self._bytes = memoryview(array)
+        self._block_bytes = block_bytes
 
-    def views(self, count: int) -> list[memoryview]:
-        """The first blocks' bytes."""
-        rows: Any = self.memory.numpy()
-        return [memoryview(rows[i]) for i in range(count)]
+    def view(self, row: int) -> memoryview:
+        """The bytes of one block."""
+        return self._bytes[row * self._block_bytes :][: self._block_bytes]
+
+    def bytes_at(self, address: int, num_bytes: int) -> Tensor:
+        """Uint8 [num_bytes] of it."""
+        return self.memory[address - self.start : address - self.start + num_bytes]
 
 
-class StagedBlocks:
-    """The BlockMemory (executor_svc/transfer.py) of a GPU. All but mark belongs to the transfer thread."""
+class StagingBuffers:
+    """Both of them.
 
-    def __init__(self, pool: CudaKvPool, steps: CudaStream, buffer_bytes: int = BUFFER_BYTES):
-        """Takes the staging memory.
+    Attributes:
+        num_blocks: that each holds.
+    """
+
+    def __init__(self, stream: CopyStream, block_bytes: int, buffer_bytes: int = BUFFER_BYTES):
+        """Takes the memory.
 
         Args:
-            pool: whose blocks travel.
-            steps: the stream that steps run on.
-            buffer_bytes: of each of the two buffers; a block fits in any case.
+            stream: that copies from and to them are queued on.
+            block_bytes: of a block; one fits in any case.
+            buffer_bytes: of each buffer.
         """
-        self.num_blocks = pool.num_blocks
-        self._pool = pool
-        self._steps = steps
-        self._stream = CudaStream(steps.device)
-        self._blocks_at_once = max(1, min(pool.num_blocks, buffer_bytes // pool.block_bytes))
-        num_bytes = self._blocks_at_once * pool.block_bytes
-        self._buffers = [
-            _Buffer(self._stream.host_buffer(num_bytes).view(self._blocks_at_once, pool.block_bytes)) for _ in range(2)
-        ]
+        self.num_blocks = max(1, buffer_bytes // block_bytes)
+        self._buffers = [StagingBuffer(stream.host_buffer(self.num_blocks * block_bytes), block_bytes) for _ in range(2)]
 
-    @property
-    def blocks_at_once(self) -> int:
-        """See BlockMemory."""
-        return self._blocks_at_once
-
-    def mark(self) -> Mark:
-        """See BlockMemory."""
-        return self._steps.mark()
-
-    def read(self, block_ids: Sequence[BlockId], after: object) -> Sequence[memoryview]:
-        """See BlockMemory."""
-        buffer = self._turn()
-        self._stream.wait_for(after)
-        with self._stream.use(), torch.inference_mode():
-            for row, block_id in enumerate(block_ids):
-                buffer.memory[row].copy_(self._pool.blocks[block_id], non_blocking=True)
-        self._stream.check()
-        return buffer.views(len(block_ids))
-
-    def buffers(self, block_ids: Sequence[BlockId]) -> Sequence[memoryview]:
-        """See BlockMemory."""
-        return self._turn().views(len(block_ids))
-
-    def write(self, block_ids: Sequence[BlockId], after: object) -> None:
-        """See BlockMemory."""
-        buffer = self._buffers[-1]
-        self._stream.wait_for(after)
-        with self._stream.use(), torch.inference_mode():
-            for row, block_id in enumerate(block_ids):
-                self._pool.blocks[block_id].copy_(buffer.memory[row], non_blocking=True)
-        buffer.mark = self._stream.mark()
-
-    def finish(self) -> None:
-        """See BlockMemory."""
-        self._stream.check()
-
-    def _turn(self) -> _Buffer:
+    def turn(self) -> StagingBuffer:
         """The buffer that was used longest ago, free again."""
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)

@@ -72,6 +72,38 @@ class DeviceStream(Protocol):
         ...
 
 
+class CopyStream(Protocol):
+    """A queue of copies between host memory and the device, beside the steps."""
+
+    def use(self) -> AbstractContextManager[object]:
+        """Work that the with block starts is queued here."""
+        ...
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        """Uint8 [num_bytes] of host memory that copies need no detour for."""
+        ...
+
+    def upload(self, host: Tensor, device: Tensor) -> None:
+        """Queues a copy to the device; host must not change before the next mark is over."""
+        ...
+
+    def download_to(self, host: Tensor, device: Tensor) -> None:
+        """Queues a copy to host memory, which is good once the next mark is over."""
+        ...
+
+    def wait_for(self, mark: object) -> None:
+        """Work queued here from now on starts after a mark of another stream."""
+        ...
+
+    def mark(self) -> Mark:
+        """The end of the queue as it is now."""
+        ...
+
+    def check(self) -> None:
+        """Waits for the end of the queue. Raises what the device failed with."""
+        ...
+
+
 class _EventMark:
     """A CUDA event."""
 
@@ -114,6 +146,10 @@ class CudaStream:
         host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
         return host.copy_(device, non_blocking=True)
 
+    def download_to(self, host: Tensor, device: Tensor) -> None:
+        """See CopyStream."""
+        host.copy_(device, non_blocking=True)
+
     def mark(self) -> _EventMark:
         """See DeviceStream."""
         return _EventMark(self.stream.record_event())
@@ -133,6 +169,6 @@ class CudaStream:
         return graph.replay, result
 
     def wait_for(self, mark: object) -> None:
-        """Work queued here from now on starts after a mark of another stream."""
+        """See CopyStream."""
         assert isinstance(mark, _EventMark)
         self.stream.wait_event(mark.event)

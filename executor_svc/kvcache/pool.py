@@ -17,8 +17,10 @@ import torch
 
 from common.errors import StartupError
 from common.ids import BlockId
+from common.shm.slab import Slab
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.layout import KEYS_AS_COLUMNS, KvLayout
+from executor_svc.kvcache.host_buffers import HostBuffers
 
 PART_ALIGNMENT = 64
 BLOCK_ALIGNMENT = 4096
@@ -133,27 +135,22 @@ class KvPool:
             raise IndexError(f"block {block_id}: the pool has {self.num_blocks}")
         return memoryview(self._memory)[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
-    @property
-    def blocks_at_once(self) -> int:
-        """As BlockMemory of executor_svc/transfer.py: the pool is host memory, so a transfer takes all its blocks at once."""
-        return self.num_blocks
+    def slabs_mapped(self, slabs: Sequence[Slab]) -> None:
+        """As BlockMemory of executor_svc/transfer.py: plain copies need nothing of the memory that they read and write."""
+
+    def slabs_unmapped(self, slabs: Sequence[Slab]) -> None:
+        """As BlockMemory: nothing is held."""
 
     def mark(self) -> None:
         """As BlockMemory: a step is over when the call that ran it returns."""
 
-    def read(self, block_ids: Sequence[BlockId], after: object) -> Sequence[memoryview]:
+    def sink(self, block_ids: Sequence[BlockId], after: object) -> HostBuffers:
         """As BlockMemory: the blocks themselves."""
-        return [self.block_view(block_id) for block_id in block_ids]
+        return HostBuffers([self.block_view(block_id) for block_id in block_ids], self.block_bytes)
 
-    def buffers(self, block_ids: Sequence[BlockId]) -> Sequence[memoryview]:
+    def source(self, block_ids: Sequence[BlockId], after: object) -> HostBuffers:
         """As BlockMemory: the blocks themselves."""
-        return [self.block_view(block_id) for block_id in block_ids]
-
-    def write(self, block_ids: Sequence[BlockId], after: object) -> None:
-        """As BlockMemory: what was written to the buffers is in the pool."""
-
-    def finish(self) -> None:
-        """As BlockMemory: nothing is under way."""
+        return self.sink(block_ids, after)
 
     def copy_blocks(self, pairs: Iterable[tuple[BlockId, BlockId]]) -> None:
         """Copies whole blocks, (source, destination), one after the other."""

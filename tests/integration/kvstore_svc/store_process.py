@@ -5,21 +5,66 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.degraded import DegradedPaths
 from common.ids import BlockKey
+from common.patience import Patience
 from common.rpc.address import Address
 from common.rpc.channel import sync_channel
-from executor_svc.clients.kvstore import BlockStoreClient
+from executor_svc.clients.kvstore import BlockStoreClient, LoadReport, SaveReport
 from executor_svc.clients.kvstore_session import Transport
+from executor_svc.kvcache.host_buffers import HostBuffers
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
 
 MIB = 1 << 20
+Block = tuple[BlockKey, memoryview]
 FINGERPRINT = b"f" * 32
 TIMEOUT_S = 20.0
+
+
+class BufferClient:
+    """A client as the executor has it, whose blocks are buffers of this process.
+
+    Attributes:
+        client: what it does.
+    """
+
+    def __init__(self, client: BlockStoreClient, block_bytes: int):
+        self.client = client
+        self._block_bytes = block_bytes
+
+    @property
+    def transport(self) -> tuple[str, str]:
+        """See BlockStoreClient."""
+        return self.client.transport
+
+    def connect(self, timeout_s: float) -> None:
+        """See BlockStoreClient."""
+        self.client.connect(timeout_s)
+
+    def look_after(self) -> None:
+        """See BlockStoreClient."""
+        self.client.look_after()
+
+    def save(self, blocks: Sequence[Block]) -> SaveReport:
+        """Stores the bytes of each block under its key."""
+        return self.client.save(*self._divided(blocks))
+
+    def load(self, blocks: Sequence[Block], patience: Patience) -> LoadReport:
+        """Fills each buffer with the block of its key, a chain that stops at the first miss."""
+        return self.client.load(
+            [key for key, _ in blocks], HostBuffers([data for _, data in blocks], self._block_bytes), patience
+        )
+
+    def close(self) -> None:
+        """See BlockStoreClient."""
+        self.client.close()
+
+    def _divided(self, blocks: Sequence[Block]) -> tuple[list[BlockKey], HostBuffers]:
+        return [key for key, _ in blocks], HostBuffers([data for _, data in blocks], self._block_bytes)
 
 
 class StoreProcess:
@@ -68,9 +113,9 @@ class StoreProcess:
 
     def client(
         self, transport: Transport = "auto", *, block_bytes: int = 4096, degraded: DegradedPaths | None = None
-    ) -> BlockStoreClient:
+    ) -> BufferClient:
         """A client as the executor has it."""
-        return BlockStoreClient(
+        client = BlockStoreClient(
             self.address,
             client_id=f"test-{transport}",
             layout_fingerprint=FINGERPRINT,
@@ -78,6 +123,7 @@ class StoreProcess:
             transport=transport,
             degraded=degraded or DegradedPaths(),
         )
+        return BufferClient(client, block_bytes)
 
     def kill(self) -> None:
         """SIGKILL."""

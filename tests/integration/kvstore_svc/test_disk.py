@@ -9,9 +9,8 @@ import pytest
 
 from common.ids import BlockKey
 from common.patience import Patience
-from executor_svc.clients.kvstore import BlockStoreClient
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
-from tests.integration.kvstore_svc.store_process import MIB, StoreProcess, key, wait_until
+from tests.integration.kvstore_svc.store_process import MIB, BufferClient, StoreProcess, key, wait_until
 from tests.integration.kvstore_svc.test_startup import run_store
 
 DISK = ("--disk-capacity-bytes", str(16 * MIB))
@@ -21,12 +20,12 @@ def data_of(number: int) -> memoryview:
     return memoryview(bytearray(number.to_bytes(2, "big") * 2048))
 
 
-def save(client: BlockStoreClient, *numbers: int) -> None:
+def save(client: BufferClient, *numbers: int) -> None:
     report = client.save([(key(number), data_of(number)) for number in numbers])
     assert report.num_failed == 0, report.reason
 
 
-def loaded(client: BlockStoreClient, *numbers: int) -> list[bool]:
+def loaded(client: BufferClient, *numbers: int) -> list[bool]:
     """Whether each comes back; its bytes are checked."""
     found = []
     for number in numbers:

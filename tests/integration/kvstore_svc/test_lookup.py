@@ -4,12 +4,11 @@ import os
 from contextlib import closing
 
 from common.degraded import DegradedPaths
-from executor_svc.clients.kvstore import BlockStoreClient
 from scheduler_svc.clients.kvstore import BlockStoreLookup
-from tests.integration.kvstore_svc.store_process import StoreProcess, key
+from tests.integration.kvstore_svc.store_process import BufferClient, StoreProcess, key
 
 
-def save(client: BlockStoreClient, *numbers: int) -> None:
+def save(client: BufferClient, *numbers: int) -> None:
     assert client.save([(key(n), memoryview(os.urandom(4096))) for n in numbers]).num_failed == 0
 
 

@@ -75,7 +75,7 @@ def test_a_client_whose_session_was_dropped_opens_another_within_the_call(store:
     """STALE_EPOCH costs no block: the call is done again in a new session."""
     with closing(store.client("shm")) as client, closing(store.client("shm")) as other:
         client.save([(key(1), memoryview(bytes(4096)))])
-        session = client._session
+        session = client.client._session
         assert session is not None
         store.stub.CloseSession(pb.CloseSessionRequest(session_id=session.session_id, epoch=session.epoch), timeout=5)
 

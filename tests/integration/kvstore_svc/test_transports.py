@@ -2,9 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import Any
 
 import grpc
 import pytest
@@ -17,6 +16,7 @@ from common.rpc.channel import ChannelSecurity
 from common.rpc.status import from_rpc_error
 from common.shm.checksum import checksum
 from executor_svc.clients.kvstore_session import SessionSpec, StoreSession, Transport
+from executor_svc.core.host_block import HostBlock
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from tests.integration.kvstore_svc.store_process import FINGERPRINT, MIB, StoreProcess, key, wait_until
 
@@ -242,21 +242,32 @@ def test_a_call_that_is_broken_off_holds_nothing(store: StoreProcess, transport:
     class BrokenOffError(Exception):
         pass
 
-    class BreaksOff(list[Block]):
-        def __getitem__(self, position: Any) -> Any:
+    class BreaksOff:
+        block_bytes = 4096
+
+        def fill(self, blocks: Sequence[HostBlock]) -> Generator[bool, None, None]:
+            if blocks:
+                raise BrokenOffError
+            yield True
+
+        def write_to(self, places: Sequence[HostBlock]) -> list[bytes]:
             raise BrokenOffError
 
     with closing(store.client(transport)) as client:
-        client.save(make_blocks(2, 4096))
-        for call in (lambda blocks: client.save(blocks), lambda blocks: client.load(blocks, Patience(5.0))):
+        client.save(make_blocks(3, 4096))
+        for call in (
+            lambda: client.client.save([key(1), key(7)], BreaksOff()),
+            lambda: client.client.load([key(1), key(2)], BreaksOff(), Patience(5.0)),
+        ):
             with pytest.raises(BrokenOffError):
-                call(BreaksOff(make_buffers(make_blocks(2, 4096, first=1))))
+                call()
             wait_until(lambda: store.stats().tiers[0].num_leased_blocks == 0)
         assert client.load(make_buffers(make_blocks(2, 4096)), Patience(5.0)).num_loaded == 2
 
 
 def test_a_buffer_that_cannot_be_written_is_the_callers_bug(empty_store: StoreProcess) -> None:
     with closing(empty_store.client()) as client, pytest.raises(ValueError, match="read-only"):
+        client.save(make_blocks(2, 4096))
         client.load([(key(1), memoryview(bytes(4096)))], Patience(1.0))
 
 

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -10,54 +10,13 @@ import torch
 
 from common.ids import BlockId, BlockKey
 from common.patience import Patience
-from executor_svc.clients.kvstore import LoadReport, SaveReport
+from executor_svc.clients.kvstore_report import OUT_OF_TIME
 from executor_svc.kvcache.pool import KvPool
 from executor_svc.transfer import Load, LoadDone, Save, SaveDone, TransferThread
 from tests.unit.executor_svc.kvcache.test_pool import LAYERS
+from tests.unit.executor_svc.memory_store import MemoryStore
 
 KEYS = [BlockKey(bytes([i]) * 32) for i in range(4)]
-
-
-class MemoryStore:
-    """A block store in a dictionary. Holds every call until `gate` is set."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[BlockKey, bytes] = {}
-        self.calls: list[str] = []
-        self.started = threading.Event()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.bug: Exception | None = None
-
-    @property
-    def transport(self) -> tuple[str, str]:
-        return "shm", ""
-
-    def save(self, blocks: Sequence[tuple[BlockKey, memoryview]]) -> SaveReport:
-        self._begin("save")
-        for key, data in blocks:
-            self.blocks[key] = bytes(data)
-        return SaveReport(num_written=len(blocks))
-
-    def look_after(self) -> None:
-        pass
-
-    def load(self, blocks: Sequence[tuple[BlockKey, memoryview]], patience: Patience) -> LoadReport:
-        self._begin("load")
-        num_loaded = 0
-        for key, data in blocks:
-            if key not in self.blocks:
-                return LoadReport(num_loaded, {"shm": num_loaded}, "not there", 0.0)
-            data[:] = self.blocks[key]
-            num_loaded += 1
-        return LoadReport(num_loaded, {"shm": num_loaded}, "", 0.0)
-
-    def _begin(self, name: str) -> None:
-        self.calls.append(name)
-        self.started.set()
-        self.gate.wait(10)
-        if self.bug is not None:
-            raise self.bug
 
 
 @dataclass
@@ -160,29 +119,19 @@ def test_a_bug_of_the_store_client_is_an_answer_and_not_silence(rig: Rig) -> Non
     assert rig.outcomes.get(timeout=5) == (1, SaveDone(1, num_failed=1, reason="RuntimeError('bug')"))
 
 
-class TwoAtATime(KvPool):
-    """As a GPU's pool, which takes as many blocks at once as its staging buffer holds."""
+def test_a_save_travels_in_groups_so_that_loads_can_pass(rig: Rig) -> None:
+    keys = [BlockKey(i.to_bytes(32, "big")) for i in range(40)]
+    rig.transfers.submit(1, Save(1, [(key, BlockId(i % 8)) for i, key in enumerate(keys)]))
 
-    @property
-    def blocks_at_once(self) -> int:
-        return 2
+    assert rig.outcomes.get(timeout=5) == (1, SaveDone(1, num_written=40))
+    assert rig.store.calls == ["save"] * 3
 
 
-def test_memory_that_takes_few_blocks_at_once_gets_them_in_groups() -> None:
-    pool, store = TwoAtATime(LAYERS, 8, 4, torch.float32), MemoryStore()
-    outcomes: queue.Queue[LoadDone | SaveDone] = queue.Queue()
-    transfers = TransferThread(pool, store, lambda session, done: outcomes.put(done))
-    transfers.start_session(1)
-    for block in range(3):
-        pool.layer_caches[0].key[block] = float(block + 1)
-    transfers.submit(1, Save(1, blocks(0, 1, 2)))
-    saved = outcomes.get(timeout=5)
-    transfers.submit(1, Load(2, blocks(4, 5, 6, 7), Patience(1.0)))
-    loaded = outcomes.get(timeout=5)
-    transfers.stop()
+def test_a_load_that_waited_too_long_in_the_queue_asks_nobody(rig: Rig) -> None:
+    rig.transfers.submit(1, Load(1, blocks(0), Patience(0.0)))
 
-    assert saved == SaveDone(1, num_written=3)
-    assert isinstance(loaded, LoadDone)
-    assert (loaded.num_loaded, loaded.num_by_tier, loaded.reason) == (3, {"shm": 3}, "not there")
-    assert [float(pool.layer_caches[0].key[block].max()) for block in (4, 5, 6)] == [1.0, 2.0, 3.0]
-    assert store.calls == ["save", "save", "load", "load"]
+    session, done = rig.outcomes.get(timeout=5)
+
+    assert isinstance(done, LoadDone)
+    assert (done.num_loaded, done.reason) == (0, OUT_OF_TIME)
+    assert rig.store.calls == []
