@@ -103,8 +103,12 @@ class ShmTransfer:
                         )
                         release = pb.ReleaseBlocksRequest(session_id=session.session_id, epoch=session.epoch)
             _note_end(report, deadline, len(keys))
-            if release.lease_ids and not deadline.was_cancelled:  # else the store has taken them back
-                session.stub.ReleaseBlocks(release, timeout=CALL_TIMEOUT_S, metadata=session.metadata)
+            if release.lease_ids:
+                last = session.stub.ReleaseBlocks.future(release, timeout=CALL_TIMEOUT_S, metadata=session.metadata)
+                if deadline.was_cancelled:  # who has no time left does not wait for a store that may not answer at all
+                    last.add_done_callback(lambda call: _end_unless_done(session, call))
+                else:
+                    releases.append(last)
             for sent in releases:
                 sent.result()
         except grpc.RpcError as error:
@@ -217,6 +221,12 @@ def _note_end(report: LoadReport, deadline: CallDeadline, num_blocks: int) -> No
     if report.num_loaded < num_blocks and report.reason != CORRUPT:
         report.waited(deadline.waited_s)
         report.reason = report.reason or (OUT_OF_TIME if deadline.is_over else "")
+
+
+def _end_unless_done(session: StoreSession, release: "grpc.Future[pb.ReleaseBlocksResponse]") -> None:
+    """Leases that were not given back go with their session."""
+    if release.cancelled() or release.exception() is not None:
+        session.has_ended.set()
 
 
 def _keep_or_raise(session: StoreSession, report: LoadReport, error: grpc.RpcError) -> None:

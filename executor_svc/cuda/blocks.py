@@ -107,8 +107,9 @@ class CudaBlocks:
         return _Source(self, block_ids, after)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Lets go of all slabs and ends the threads."""
         self._threads.shutdown()
+        self._slabs.close()
 
     def _fill(self, block_ids: Sequence[BlockId], after: object, blocks: Sequence[HostBlock]) -> Generator[bool, None, None]:
         """See BlockSink."""

@@ -77,8 +77,17 @@ class PinnedSlabs:
         self._degraded = degraded
         self._slabs: list[PinnedSlab] = []
         self._changed = threading.Condition()
-        self._tasks: queue.SimpleQueue[PinnedSlab] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[PinnedSlab | None] = queue.SimpleQueue()
+        self._num_tasks = 0
         self._thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        """Lets go of all slabs and ends the thread; nothing is copied any more."""
+        self.slabs_unmapped([slab.slab for slab in self._slabs])
+        if self._thread is not None:
+            self._tasks.put(None)
+            self._thread.join()
+            self._thread = None
 
     @property
     def num_pinned_bytes(self) -> int:
@@ -91,6 +100,7 @@ class PinnedSlabs:
         with self._changed:
             added = [PinnedSlab(slab) for slab in slabs]
             self._slabs += added
+            self._num_tasks += len(added)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pin slabs", daemon=True)
                 self._thread.start()
@@ -103,10 +113,16 @@ class PinnedSlabs:
         with self._changed:
             going = [slab for slab in self._slabs if id(slab.slab) in gone]
             self._slabs = [slab for slab in self._slabs if id(slab.slab) not in gone]
+            self._num_tasks += len(going)
             for slab in going:
                 slab.is_going = True
         for slab in going:
             self._tasks.put(slab)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Whether everything that can be registered or unregistered is by then; returns as soon as it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_tasks == 0, timeout_s)
 
     @contextmanager
     def using(self, places: Sequence[tuple[int, int]]) -> Iterator[list[PinnedSlab | None]]:
@@ -144,13 +160,15 @@ class PinnedSlabs:
 
     def _run(self) -> None:
         """The thread: each slab comes twice, when it is mapped and when it is to be let go of."""
-        while True:
-            slab = self._tasks.get()
+        while (slab := self._tasks.get()) is not None:
             if slab.is_going:
                 self._unpin(slab)
             else:
                 self._pin(slab)
             del slab  # or its memory would stay until the next one comes
+            with self._changed:
+                self._num_tasks -= 1
+                self._changed.notify_all()
 
     def _pin(self, slab: PinnedSlab) -> None:
         started_s = time.monotonic()

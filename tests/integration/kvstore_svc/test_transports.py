@@ -36,9 +36,9 @@ def open_session(store: StoreProcess, transport: Transport = "shm", block_bytes:
     return StoreSession.open(store.channel, SessionSpec("raw", FINGERPRINT, block_bytes, transport, ChannelSecurity()), 10.0)
 
 
-def flip_a_bit(store: StoreProcess, number: int) -> None:
+def flip_a_bit(store: StoreProcess, number: int, block_bytes: int = 4096) -> None:
     """In shared memory, as broken memory or a broken client would."""
-    with closing(open_session(store)) as session:
+    with closing(open_session(store, block_bytes=block_bytes)) as session:
         request = pb.AcquireBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[key(number)])
         (response,) = session.stub.AcquireBlocks(request, timeout=5)
         handle = response.results[0].handle

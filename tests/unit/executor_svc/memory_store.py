@@ -40,8 +40,8 @@ class MemoryStore:
         lent = [bytearray(source.block_bytes) for _ in keys]
         sums = source.write_to([HostBlock(index, memoryview(memory)) for index, memory in enumerate(lent)])
         for key, memory, written in zip(keys, lent, sums, strict=True):
-            assert checksum(memory) == written
             self.blocks[key] = bytes(memory)
+            assert checksum(self.blocks[key]) == written
         return SaveReport(num_written=len(keys))
 
     def load(self, keys: Sequence[BlockKey], sink: BlockSink, patience: Patience) -> LoadReport:

@@ -130,7 +130,7 @@ def test_a_save_travels_in_groups_so_that_loads_can_pass(rig: Rig) -> None:
 def test_a_load_that_waited_too_long_in_the_queue_asks_nobody(rig: Rig) -> None:
     rig.transfers.submit(1, Load(1, blocks(0), Patience(0.0)))
 
-    session, done = rig.outcomes.get(timeout=5)
+    _, done = rig.outcomes.get(timeout=5)
 
     assert isinstance(done, LoadDone)
     assert (done.num_loaded, done.reason) == (0, OUT_OF_TIME)

@@ -99,6 +99,79 @@ class HostQueue:
         return replay, result
 
 
+class CopyMark:
+    """Over when somebody waited for it, which takes until the queue's gate is open."""
+
+    def __init__(self, queue: "CopyQueue", num_copies: int):
+        self._queue = queue
+        self._num_copies = num_copies
+
+    def is_over(self) -> bool:
+        return self._queue.num_done >= self._num_copies
+
+    def wait(self) -> None:
+        self._queue.run(self._num_copies)
+
+
+class CopyQueue:
+    """A CopyStream: copies are made when somebody waits for their end, as late as a GPU may.
+
+    Attributes:
+        gate: copies are made while it is set.
+        failure: what the device fails with from now on.
+        copies: addresses of source and target, and bytes, of every copy so far.
+        num_done: that have been made.
+        waits: marks that work had to wait for.
+    """
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.copies: list[tuple[int, int, int]] = []
+        self.num_done = 0
+        self.waits: list[object] = []
+        self._lock = threading.Lock()
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+
+    def use(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        return torch.full((num_bytes,), 0xEE, dtype=torch.uint8)
+
+    def upload(self, host: Tensor, device: Tensor) -> None:
+        self._queue(host, device)
+
+    def download_to(self, host: Tensor, device: Tensor) -> None:
+        self._queue(device, host)
+
+    def wait_for(self, mark: object) -> None:
+        self.waits.append(mark)
+
+    def mark(self) -> CopyMark:
+        return CopyMark(self, len(self.copies))
+
+    def check(self) -> None:
+        self.run(len(self.copies))
+
+    def run(self, num_copies: int) -> None:
+        """Makes the first so many copies."""
+        assert self.gate.wait(10), "nobody opened the gate"
+        if self.failure is not None:
+            raise self.failure
+        with self._lock:
+            while self.num_done < num_copies:
+                source, target = self._tensors.pop(0)
+                target.copy_(source)
+                self.num_done += 1
+
+    def _queue(self, source: Tensor, target: Tensor) -> None:
+        assert source.numel() == target.numel() > 0
+        self.copies.append((source.data_ptr(), target.data_ptr(), source.numel()))
+        self._tensors.append((source, target))
+
+
 class PaddedBackend(TorchBackend):
     """Plain attention that does as backends with graphs do: rows without keys are neither written nor attended."""
 
