@@ -115,11 +115,15 @@ class CudaBlocks:
         """See BlockSink."""
         under_way: deque[_Part[bool]] = deque()
         self._copies.wait_for(after)
-        with self._slabs.using([(address_of(block.data), self.block_bytes) for block in blocks]) as slabs:
+        with self._slabs.using(blocks_at := [address_of(block.data) for block in blocks], self.block_bytes) as slabs:
             try:
-                for part, slab in _parts(blocks, slabs, self._staging.num_blocks):
-                    ids = [block_ids[block.index] for block in part]
-                    under_way.append(self._start(ids, part, slab) if slab is not None else self._start_staged(ids, part))
+                for part, slab in _parts(slabs, self._staging.num_blocks):
+                    some = blocks[part]
+                    ids = [block_ids[block.index] for block in some]
+                    if slab is not None:
+                        under_way.append(self._start(ids, some, blocks_at[part], slab))
+                    else:
+                        under_way.append(self._start_staged(ids, some))
                     if len(under_way) > _UNDER_WAY:
                         yield from under_way[0].wait()
                         under_way.popleft()
@@ -133,9 +137,11 @@ class CudaBlocks:
                     for left in under_way:
                         wait(left.results)
 
-    def _start(self, block_ids: Sequence[BlockId], blocks: Sequence[HostBlock], slab: PinnedSlab) -> _Part[bool]:
+    def _start(
+        self, block_ids: Sequence[BlockId], blocks: Sequence[HostBlock], addresses: Sequence[int], slab: PinnedSlab
+    ) -> _Part[bool]:
         """The GPU reads the slab, and so do the threads."""
-        self._upload(block_ids, [address_of(block.data) for block in blocks], slab)
+        self._upload(block_ids, addresses, slab)
         return _Part(self._copies.mark(), self._by_threads(_is_right, blocks))
 
     def _start_staged(self, block_ids: Sequence[BlockId], blocks: Sequence[HostBlock]) -> _Part[bool]:
@@ -157,17 +163,23 @@ class CudaBlocks:
         """See BlockSource."""
         sums: list[bytes] = []
         self._copies.wait_for(after)
-        with self._slabs.using([(address_of(place.data), self.block_bytes) for place in places]) as slabs:
+        with self._slabs.using(places_at := [address_of(place.data) for place in places], self.block_bytes) as slabs:
             try:
-                for part, slab in _parts(places, slabs, self._staging.num_blocks):
-                    ids = [block_ids[place.index] for place in part]
-                    sums += self._write_direct(ids, part, slab) if slab is not None else self._write_staged(ids, part)
+                for part, slab in _parts(slabs, self._staging.num_blocks):
+                    some = places[part]
+                    ids = [block_ids[place.index] for place in some]
+                    if slab is not None:
+                        sums += self._write_direct(ids, some, places_at[part], slab)
+                    else:
+                        sums += self._write_staged(ids, some)
             finally:
                 self._copies.check()
         return sums
 
-    def _write_direct(self, block_ids: Sequence[BlockId], places: Sequence[HostBlock], slab: PinnedSlab) -> list[bytes]:
-        self._download(block_ids, [address_of(place.data) for place in places], slab)
+    def _write_direct(
+        self, block_ids: Sequence[BlockId], places: Sequence[HostBlock], addresses: Sequence[int], slab: PinnedSlab
+    ) -> list[bytes]:
+        self._download(block_ids, addresses, slab)
         self._copies.mark().wait()
         return _gathered(self._by_threads(lambda place: checksum(place.data), places))
 
@@ -244,14 +256,12 @@ class _Source:
         return self.memory._write(self.block_ids, self.after, places)
 
 
-def _parts(
-    blocks: Sequence[HostBlock], slabs: Sequence[PinnedSlab | None], most: int
-) -> Iterator[tuple[Sequence[HostBlock], PinnedSlab | None]]:
-    """Consecutive blocks of the same slab, or of none, so many at most."""
+def _parts(slabs: Sequence[PinnedSlab | None], most: int) -> Iterator[tuple[slice, PinnedSlab | None]]:
+    """Consecutive blocks of the same slab, or of none, so many at most: which ones, and their slab."""
     start = 0
-    for end in range(1, len(blocks) + 1):
-        if end == len(blocks) or slabs[end] is not slabs[start] or end - start == most:
-            yield blocks[start:end], slabs[start]
+    for end in range(1, len(slabs) + 1):
+        if end == len(slabs) or slabs[end] is not slabs[start] or end - start == most:
+            yield slice(start, end), slabs[start]
             start = end
 
 

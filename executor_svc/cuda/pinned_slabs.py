@@ -5,6 +5,7 @@ pauses in between are for whoever wants the driver meanwhile, a step for example
 bytes take the way through staging buffers.
 """
 
+import bisect
 import logging
 import queue
 import threading
@@ -75,7 +76,7 @@ class PinnedSlabs:
         self.piece_bytes = piece_bytes
         self._registrar = registrar
         self._degraded = degraded
-        self._slabs: list[PinnedSlab] = []
+        self._slabs: list[PinnedSlab] = []  # by address
         self._changed = threading.Condition()
         self._tasks: queue.SimpleQueue[PinnedSlab | None] = queue.SimpleQueue()
         self._num_tasks = 0
@@ -99,7 +100,7 @@ class PinnedSlabs:
         """See SlabUser."""
         with self._changed:
             added = [PinnedSlab(slab) for slab in slabs]
-            self._slabs += added
+            self._slabs = sorted([*self._slabs, *added], key=_start_of)
             self._num_tasks += len(added)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pin slabs", daemon=True)
@@ -125,17 +126,18 @@ class PinnedSlabs:
             return self._changed.wait_for(lambda: self._num_tasks == 0, timeout_s)
 
     @contextmanager
-    def using(self, places: Sequence[tuple[int, int]]) -> Iterator[list[PinnedSlab | None]]:
+    def using(self, addresses: Sequence[int], num_bytes: int) -> Iterator[list[PinnedSlab | None]]:
         """Finds the slabs of some memory, which stays registered within the with block.
 
         Args:
-            places: address and bytes of each.
+            addresses: of the places in question.
+            num_bytes: of each.
 
         Yields:
             The slab of each; None: the memory is not registered, or not all of it.
         """
         with self._changed:
-            found = [self._slab_of(address, num_bytes) for address, num_bytes in places]
+            found = [self._slab_of(address, num_bytes) for address in addresses]
             used = {id(slab): slab for slab in found if slab is not None}.values()
             for slab in used:
                 slab.num_users += 1
@@ -156,7 +158,9 @@ class PinnedSlabs:
                 assert 0 <= slab.pinned_bytes <= slab.memory.numel()
 
     def _slab_of(self, address: int, num_bytes: int) -> PinnedSlab | None:
-        return next((slab for slab in self._slabs if slab.has_pinned(address, num_bytes)), None)
+        position = bisect.bisect_right(self._slabs, address, key=_start_of) - 1
+        found = self._slabs[position] if position >= 0 else None
+        return found if found is not None and found.has_pinned(address, num_bytes) else None
 
     def _run(self) -> None:
         """The thread: each slab comes twice, when it is mapped and when it is to be let go of."""
@@ -196,3 +200,7 @@ class PinnedSlabs:
                 self._registrar.unregister(slab.start + offset)
             except Exception as error:  # the device has failed, and the worker with it
                 log.warning("slab %d cannot be unregistered: %s", slab.slab.header.slab_id, error)
+
+
+def _start_of(slab: PinnedSlab) -> int:
+    return slab.start

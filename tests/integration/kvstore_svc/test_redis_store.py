@@ -14,11 +14,10 @@ from common.block_hash import chain_keys, kv_fingerprint, root_key
 from common.degraded import DegradedPaths
 from common.ids import BlockKey
 from common.patience import Patience
-from executor_svc.clients.kvstore import BlockStoreClient
 from kvstore_svc.tiers.redis_value import HEADER_BYTES
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from tests.integration.kvstore_svc.redis_server import RedisServer
-from tests.integration.kvstore_svc.store_process import MIB, TIMEOUT_S, StoreProcess, key, wait_until
+from tests.integration.kvstore_svc.store_process import MIB, TIMEOUT_S, BufferClient, StoreProcess, key, wait_until
 
 BLOCK_BYTES = 100_000
 NUM_BLOCKS = 30  # of about 40 that fit into the shared memory of a store
@@ -69,7 +68,7 @@ def room_for(*numbers: int) -> list[tuple[BlockKey, memoryview]]:
     return [(key(number), memoryview(bytearray(BLOCK_BYTES))) for number in numbers]
 
 
-def load(client: BlockStoreClient, *numbers: int, timeout_s: float = TIMEOUT_S) -> int:
+def load(client: BufferClient, *numbers: int, timeout_s: float = TIMEOUT_S) -> int:
     """How many leading blocks came; that their bytes are right is checked here."""
     into = room_for(*numbers)
     num_loaded = client.load(into, Patience(timeout_s)).num_loaded
@@ -77,7 +76,7 @@ def load(client: BlockStoreClient, *numbers: int, timeout_s: float = TIMEOUT_S) 
     return num_loaded
 
 
-def save_down(client: BlockStoreClient, redis: RedisServer, *numbers: int) -> None:
+def save_down(client: BufferClient, redis: RedisServer, *numbers: int) -> None:
     """In steps: the way down has little room, and leaves out what finds none."""
     for number in numbers:
         num_before = len(redis.names())
