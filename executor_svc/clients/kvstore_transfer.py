@@ -98,19 +98,16 @@ class ShmTransfer:
                         release.suspect_lease_ids.extend(self._read(held, sink, report, deadline))
                     release.lease_ids.extend(result.handle.lease_id for result in held)
                     if len(release.lease_ids) >= _RELEASED_AT_ONCE:
-                        releases.append(
-                            session.stub.ReleaseBlocks.future(release, timeout=CALL_TIMEOUT_S, metadata=session.metadata)
-                        )
+                        releases.append(self._send(release))
                         release = pb.ReleaseBlocksRequest(session_id=session.session_id, epoch=session.epoch)
             _note_end(report, deadline, len(keys))
             if release.lease_ids:
-                last = session.stub.ReleaseBlocks.future(release, timeout=CALL_TIMEOUT_S, metadata=session.metadata)
-                if deadline.was_cancelled:  # who has no time left does not wait for a store that may not answer at all
-                    last.add_done_callback(lambda call: _end_unless_done(session, call))
-                else:
-                    releases.append(last)
+                releases.append(self._send(release))
             for sent in releases:
-                sent.result()
+                if deadline.was_cancelled:  # who has no time left does not wait for a store that may not answer at all
+                    sent.add_done_callback(self._end_unless_done)
+                else:
+                    sent.result()
         except grpc.RpcError as error:
             _keep_or_raise(session, report, error)
         return report
@@ -140,6 +137,14 @@ class ShmTransfer:
                 if report.reason or deadline.is_over:
                     break
         return suspects
+
+    def _send(self, release: pb.ReleaseBlocksRequest) -> "grpc.Future[pb.ReleaseBlocksResponse]":
+        return self._session.stub.ReleaseBlocks.future(release, timeout=CALL_TIMEOUT_S, metadata=self._session.metadata)
+
+    def _end_unless_done(self, release: "grpc.Future[pb.ReleaseBlocksResponse]") -> None:
+        """Leases that were not given back go with their session."""
+        if release.cancelled() or release.exception() is not None:
+            self._session.has_ended.set()
 
     def _view(self, handle: pb.BlockHandle, num_bytes: int) -> memoryview:
         view = self._attachment.view(handle.slab_id, handle.offset_bytes, handle.length_bytes)
@@ -221,12 +226,6 @@ def _note_end(report: LoadReport, deadline: CallDeadline, num_blocks: int) -> No
     if report.num_loaded < num_blocks and report.reason != CORRUPT:
         report.waited(deadline.waited_s)
         report.reason = report.reason or (OUT_OF_TIME if deadline.is_over else "")
-
-
-def _end_unless_done(session: StoreSession, release: "grpc.Future[pb.ReleaseBlocksResponse]") -> None:
-    """Leases that were not given back go with their session."""
-    if release.cancelled() or release.exception() is not None:
-        session.has_ended.set()
 
 
 def _keep_or_raise(session: StoreSession, report: LoadReport, error: grpc.RpcError) -> None:
