@@ -1,18 +1,26 @@
 """A streaming call that ends in time, whatever the other side does: the deadline moves as blocks come. Knows no message.
 
-gRPC's own deadline is fixed when a call begins, and whoever waits for the next message of a stream cannot look at a clock. So a
-thread beside it does.
+gRPC's own deadline is fixed when a call begins, and whoever waits for the next message of a stream can neither look at a clock
+nor do anything else. So a thread beside it reads the stream.
 """
 
+import queue
 import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-import grpc
-
 from common.patience import Patience
+
+_MESSAGES_AHEAD = 8
+
+
+class _End:
+    """The last that comes of a stream: its error, if it had one."""
+
+    def __init__(self, error: Exception | None = None):
+        self.error = error
 
 
 class CallDeadline:
@@ -34,17 +42,24 @@ class CallDeadline:
         self._patience = patience
         self._num_blocks = 0
         self._started_s = self._last_s = time.monotonic()
-        self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="call deadline", daemon=True)
+        self._messages: queue.Queue[Any] = queue.Queue(_MESSAGES_AHEAD)
+        self._end: _End | None = None
+        self._reader = threading.Thread(target=self._read, name="call reader", daemon=True)
 
     def __enter__(self) -> "CallDeadline":
-        self._watcher.start()
+        self._reader.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._ended.set()
         self._call.cancel()  # one that has ended does not mind
-        self._watcher.join()
+        while self._end is None:
+            self._take(None)
+        self._reader.join()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the next message, or the end, is there already."""
+        return self._end is not None or not self._messages.empty()
 
     def responses(self) -> Iterator[Any]:
         """The call's messages, until its end or until the time is over.
@@ -52,11 +67,17 @@ class CallDeadline:
         Raises:
             grpc.RpcError: the call failed.
         """
-        try:
-            yield from self._call
-        except grpc.RpcError:
-            if not self.was_cancelled:
-                raise
+        while self._end is None:
+            try:
+                message = self._take(max(0.0, self._left_s()))
+            except queue.Empty:
+                self.was_cancelled = True
+                self._call.cancel()
+                return
+            if self._end is None:
+                yield message
+        if self._end.error is not None:
+            raise self._end.error
 
     def extend(self) -> float:
         """Another block has come.
@@ -82,9 +103,18 @@ class CallDeadline:
     def _left_s(self) -> float:
         return self._started_s + self._patience.seconds(self._num_blocks) - time.monotonic()
 
-    def _watch(self) -> None:
-        while not self._ended.wait(max(0.0, self._left_s())):
-            if self.is_over:
-                self.was_cancelled = True
-                self._call.cancel()
-                return
+    def _take(self, timeout_s: float | None) -> Any:
+        message = self._messages.get(timeout=timeout_s)
+        if isinstance(message, _End):
+            self._end = message
+        return message
+
+    def _read(self) -> None:
+        """The thread."""
+        end = _End()
+        try:
+            for message in self._call:
+                self._messages.put(message)
+        except Exception as error:  # grpc.RpcError; whatever it is, whoever reads is told, and does not wait for ever
+            end = _End(error)
+        self._messages.put(end)

@@ -20,9 +20,9 @@ from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity, sync_channel
 from common.rpc.status import from_rpc_error
 from common.shm.attachment import SlabUser
-from executor_svc.clients.kvstore_report import LoadReport, SaveReport
+from executor_svc.clients.kvstore_report import CORRUPT, LoadReport, SaveReport
 from executor_svc.clients.kvstore_session import CALL_TIMEOUT_S, SessionSpec, StoreSession, Transport
-from executor_svc.clients.kvstore_transfer import CORRUPT, Keys, Statuses, Transfer, transfer_of
+from executor_svc.clients.kvstore_transfer import Keys, Statuses, Transfer, transfer_of
 from executor_svc.core.host_block import BlockSink, BlockSource
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 

@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from octavo.kvstore.v1 import kv_store_service_pb2 as pb
+
 OUT_OF_TIME = "the time was over"
+CORRUPT = "bytes differ from their checksum"
+TIER_NAMES = {pb.TIER_SHM: "shm", pb.TIER_DISK: "disk", pb.TIER_REDIS: "redis"}
 
 
 @dataclass

@@ -17,20 +17,17 @@ from common.patience import Patience
 from common.rpc.status import from_rpc_error
 from common.shm.attachment import Attachment
 from executor_svc.clients.call_deadline import CallDeadline
-from executor_svc.clients.kvstore_report import OUT_OF_TIME, LoadReport
+from executor_svc.clients.kvstore_report import CORRUPT, OUT_OF_TIME, TIER_NAMES, LoadReport
 from executor_svc.clients.kvstore_session import CALL_TIMEOUT_S, StoreSession
+from executor_svc.clients.shm_load import ShmLoad, block_view
 from executor_svc.core.host_block import BlockSink, BlockSource, HostBlock
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 
 Keys = Sequence[BlockKey]
 Statuses = list["pb.BlockStatus.ValueType"]
-CORRUPT = "bytes differ from their checksum"
-_TIER_NAMES = {pb.TIER_SHM: "shm", pb.TIER_DISK: "disk", pb.TIER_REDIS: "redis"}
 # The store answers before the client gives up on it, so that a slow tier costs a miss and not the call.
 _SHARE_OF_TIMEOUT = 0.8
 _INLINE_TIMEOUT_S = 30.0
-_RELEASED_AT_ONCE = 64
-"""Leases go back while others still come, so many at a time: the store may need the room for blocks from lower tiers."""
 
 
 class Transfer(Protocol):
@@ -68,7 +65,9 @@ class ShmTransfer:
         statuses = [result.status for result in reserved.results]
         given = [result for result in reserved.results if result.status == pb.BLOCK_STATUS_OK]
         if given:
-            places = [HostBlock(result.key_index, self._view(result.handle, source.block_bytes)) for result in given]
+            places = [
+                HostBlock(result.key_index, block_view(self._attachment, result.handle, source.block_bytes)) for result in given
+            ]
             commits = [
                 pb.Commit(lease_id=result.handle.lease_id, generation=result.handle.generation, checksum=written)
                 for result, written in zip(given, source.write_to(places), strict=True)
@@ -87,72 +86,18 @@ class ShmTransfer:
         session = self._session
         request = pb.AcquireBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=keys, prefix_only=True)
         _set_patience(request, patience)
-        release = pb.ReleaseBlocksRequest(session_id=session.session_id, epoch=session.epoch)
-        releases: list[grpc.Future[pb.ReleaseBlocksResponse]] = []
-        report = LoadReport()
-        try:
-            with CallDeadline(session.stub.AcquireBlocks(request, metadata=session.metadata), patience) as deadline:
-                for response in deadline.responses():
-                    held = [result for result in response.results if result.status == pb.BLOCK_STATUS_OK]
-                    if held and not report.reason and not deadline.is_over:
-                        release.suspect_lease_ids.extend(self._read(held, sink, report, deadline))
-                    release.lease_ids.extend(result.handle.lease_id for result in held)
-                    if len(release.lease_ids) >= _RELEASED_AT_ONCE:
-                        releases.append(self._send(release))
-                        release = pb.ReleaseBlocksRequest(session_id=session.session_id, epoch=session.epoch)
-            _note_end(report, deadline, len(keys))
-            if release.lease_ids:
-                releases.append(self._send(release))
-            for sent in releases:
-                if deadline.was_cancelled:  # who has no time left does not wait for a store that may not answer at all
-                    sent.add_done_callback(self._end_unless_done)
-                else:
-                    sent.result()
-        except grpc.RpcError as error:
-            _keep_or_raise(session, report, error)
+        with CallDeadline(session.stub.AcquireBlocks(request, metadata=session.metadata), patience) as deadline:
+            filling = sink.begin()
+            load = ShmLoad(session, self._attachment, filling, sink.block_bytes, deadline)
+            report = load.report
+            try:
+                with closing(filling):
+                    load.run()
+                _note_end(report, deadline, len(keys))
+                load.finish()
+            except grpc.RpcError as error:
+                _keep_or_raise(session, report, error)
         return report
-
-    def _read(self, held: Sequence[pb.BlockResult], sink: BlockSink, report: LoadReport, deadline: CallDeadline) -> list[int]:
-        """Fills the sink from leased blocks, up to the first that is bad or comes too late.
-
-        Nothing reads them any more when it returns. A place's generation is looked at after its bytes were read.
-
-        Returns:
-            The leases of blocks whose bytes are wrong.
-        """
-        blocks = [HostBlock(r.key_index, self._view(r.handle, sink.block_bytes), r.handle.checksum) for r in held]
-        suspects: list[int] = []
-        with closing(sink.fill(blocks)) as verdicts:
-            for result, is_right in zip(held, verdicts, strict=False):
-                handle = result.handle
-                if not self._attachment.has_generation(
-                    handle.slab_id, handle.offset_bytes, handle.length_bytes, handle.generation
-                ):
-                    report.reason = "the block's place was given to another block"
-                elif not is_right:
-                    report.reason = CORRUPT
-                    suspects.append(handle.lease_id)
-                else:
-                    report.add(_TIER_NAMES[result.tier], deadline.extend())
-                if report.reason or deadline.is_over:
-                    break
-        return suspects
-
-    def _send(self, release: pb.ReleaseBlocksRequest) -> "grpc.Future[pb.ReleaseBlocksResponse]":
-        return self._session.stub.ReleaseBlocks.future(release, timeout=CALL_TIMEOUT_S, metadata=self._session.metadata)
-
-    def _end_unless_done(self, release: "grpc.Future[pb.ReleaseBlocksResponse]") -> None:
-        """Leases that were not given back go with their session."""
-        if release.cancelled() or release.exception() is not None:
-            self._session.has_ended.set()
-
-    def _view(self, handle: pb.BlockHandle, num_bytes: int) -> memoryview:
-        view = self._attachment.view(handle.slab_id, handle.offset_bytes, handle.length_bytes)
-        if view is None or handle.length_bytes != num_bytes:
-            raise OctavoError(
-                f"the store sent a handle of {handle.length_bytes} bytes at {handle.offset_bytes}, wanted {num_bytes}"
-            )
-        return view
 
 
 class InlineTransfer:
@@ -183,22 +128,25 @@ class InlineTransfer:
         into = memoryview(bytearray(sink.block_bytes))
         num_bytes, expected, tier = 0, b"", ""
         try:
-            with CallDeadline(session.stub.GetBlocks(request, metadata=session.metadata), patience) as deadline:
+            with (
+                CallDeadline(session.stub.GetBlocks(request, metadata=session.metadata), patience) as deadline,
+                closing(sink.begin()) as filling,
+            ):
                 for chunk in deadline.responses():
                     if chunk.status != pb.BLOCK_STATUS_OK or deadline.is_over:
                         break
                     if chunk.block_bytes:
-                        num_bytes, expected, tier = 0, chunk.checksum, _TIER_NAMES[chunk.tier]
+                        num_bytes, expected, tier = 0, chunk.checksum, TIER_NAMES[chunk.tier]
                     end = num_bytes + len(chunk.data)
                     if end > into.nbytes:
                         raise OctavoError(f"the store sent more than the {into.nbytes} bytes of a block")
                     into[num_bytes:end] = chunk.data
                     num_bytes = end
                     if num_bytes == into.nbytes:
-                        with closing(sink.fill([HostBlock(chunk.key_index, into, expected)])) as verdicts:
-                            if not next(verdicts):
-                                report.reason = CORRUPT
-                                break
+                        filling.add([HostBlock(chunk.key_index, into, expected)])
+                        if not all(filling.verdicts()):
+                            report.reason = CORRUPT
+                            break
                         report.add(tier, deadline.extend())
             _note_end(report, deadline, len(keys))
         except grpc.RpcError as error:

@@ -3,7 +3,7 @@
 The client lends memory, its own or the store's; the pool decides how the bytes travel. Knows no device, no call and no lease.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,42 @@ class HostBlock:
     checksum: bytes = b""
 
 
+class Filling(Protocol):
+    """Blocks on their way into the pool, in the order in which they were added.
+
+    Attributes:
+        is_under_way: some were added whose verdict was not asked for.
+        is_full: more should not be added before the next verdicts, or breaking off would take long.
+    """
+
+    @property
+    def is_under_way(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """See above."""
+        ...
+
+    def add(self, blocks: Sequence[HostBlock]) -> None:
+        """Starts to bring bytes into the pool's blocks of the same indices."""
+        ...
+
+    def verdicts(self) -> Sequence[bool]:
+        """Waits for the oldest blocks that are under way.
+
+        Returns:
+            For each, in order: whether the bytes are those of its checksum. By now they are in the pool, for every step that is
+            submitted from now on, and nothing reads their lent memory any more. Later blocks may have been written, too.
+        """
+        ...
+
+    def close(self) -> None:
+        """When it returns, nothing reads any of the lent memory, nor when it raises what the device failed with."""
+        ...
+
+
 class BlockSink(Protocol):
     """Pool blocks that wait for their bytes, of one load."""
 
@@ -31,15 +67,8 @@ class BlockSink(Protocol):
         """Of each block."""
         ...
 
-    def fill(self, blocks: Sequence[HostBlock]) -> Generator[bool, None, None]:
-        """Brings bytes into the pool's blocks of the same indices.
-
-        Yields:
-            For each block, in order: whether the bytes are those of its checksum. By then they are in the pool, for every step
-            that is submitted from now on, and nothing reads the lent memory any more.
-            A block behind the last one that was yielded may have been written too.
-            Once the generator is closed nothing reads any of the memory.
-        """
+    def begin(self) -> Filling:
+        """Starts to fill them; ends with close."""
         ...
 
 

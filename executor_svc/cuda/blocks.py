@@ -5,8 +5,9 @@ threads compute checksums over the same memory. Anything else is copied into pin
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -27,7 +28,7 @@ from executor_svc.kvcache.host_buffers import copy_bytes
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 _UNDER_WAY = 3
-"""Groups whose copies are queued at a time: the GPU always has the next one, and a load that is out of time ends soon."""
+"""Parts behind which a load is full: the GPU always has the next one, and a load that is out of time ends soon."""
 
 
 class _Pinned(Protocol):
@@ -111,37 +112,11 @@ class CudaBlocks:
         self._threads.shutdown()
         self._slabs.close()
 
-    def _fill(self, block_ids: Sequence[BlockId], after: object, blocks: Sequence[HostBlock]) -> Generator[bool, None, None]:
-        """See BlockSink."""
-        under_way: deque[_Part[bool]] = deque()
-        self._copies.wait_for(after)
-        with self._slabs.using(blocks_at := [address_of(block.data) for block in blocks], self.block_bytes) as slabs:
-            try:
-                for part, slab in _parts(slabs, self._staging.num_blocks):
-                    some = blocks[part]
-                    ids = [block_ids[block.index] for block in some]
-                    if slab is not None:
-                        under_way.append(self._start(ids, some, blocks_at[part], slab))
-                    else:
-                        under_way.append(self._start_staged(ids, some))
-                    if len(under_way) > _UNDER_WAY:
-                        yield from under_way[0].wait()
-                        under_way.popleft()
-                while under_way:
-                    yield from under_way[0].wait()
-                    under_way.popleft()
-            finally:
-                try:
-                    self._copies.check()  # broken off, or failed: the memory is not ours any more after this
-                finally:
-                    for left in under_way:
-                        wait(left.results)
-
     def _start(
-        self, block_ids: Sequence[BlockId], blocks: Sequence[HostBlock], addresses: Sequence[int], slab: PinnedSlab
+        self, block_ids: Sequence[BlockId], blocks: Sequence[HostBlock], addresses: Sequence[int], slabs: Sequence[PinnedSlab]
     ) -> _Part[bool]:
-        """The GPU reads the slab, and so do the threads."""
-        self._upload(block_ids, addresses, slab)
+        """The GPU reads the slabs, and so do the threads."""
+        self._copy(block_ids, addresses, slabs, self._copies.upload)
         return _Part(self._copies.mark(), self._by_threads(_is_right, blocks))
 
     def _start_staged(self, block_ids: Sequence[BlockId], blocks: Sequence[HostBlock]) -> _Part[bool]:
@@ -155,7 +130,7 @@ class CudaBlocks:
 
         results = self._by_threads(stage, range(len(blocks)))
         wait(results)
-        self._upload(block_ids, [address_of(row) for row in rows], buffer)
+        self._copy(block_ids, [address_of(row) for row in rows], [buffer] * len(rows), self._copies.upload)
         buffer.mark = self._copies.mark()
         return _Part(buffer.mark, results)
 
@@ -165,11 +140,11 @@ class CudaBlocks:
         self._copies.wait_for(after)
         with self._slabs.using(places_at := [address_of(place.data) for place in places], self.block_bytes) as slabs:
             try:
-                for part, slab in _parts(slabs, self._staging.num_blocks):
+                for part, pinned in _parts(slabs, self._staging.num_blocks):
                     some = places[part]
                     ids = [block_ids[place.index] for place in some]
-                    if slab is not None:
-                        sums += self._write_direct(ids, some, places_at[part], slab)
+                    if pinned:
+                        sums += self._write_direct(ids, some, places_at[part], pinned)
                     else:
                         sums += self._write_staged(ids, some)
             finally:
@@ -177,16 +152,16 @@ class CudaBlocks:
         return sums
 
     def _write_direct(
-        self, block_ids: Sequence[BlockId], places: Sequence[HostBlock], addresses: Sequence[int], slab: PinnedSlab
+        self, block_ids: Sequence[BlockId], places: Sequence[HostBlock], addresses: Sequence[int], slabs: Sequence[PinnedSlab]
     ) -> list[bytes]:
-        self._download(block_ids, addresses, slab)
+        self._copy(block_ids, addresses, slabs, self._copies.download_to)
         self._copies.mark().wait()
         return _gathered(self._by_threads(lambda place: checksum(place.data), places))
 
     def _write_staged(self, block_ids: Sequence[BlockId], places: Sequence[HostBlock]) -> list[bytes]:
         buffer = self._staging.turn()
         rows = [buffer.view(row) for row in range(len(places))]
-        self._download(block_ids, [address_of(row) for row in rows], buffer)
+        self._copy(block_ids, [address_of(row) for row in rows], [buffer] * len(rows), self._copies.download_to)
         self._copies.mark().wait()
 
         def unload(row: int) -> bytes:
@@ -195,21 +170,21 @@ class CudaBlocks:
 
         return _gathered(self._by_threads(unload, range(len(places))))
 
-    def _upload(self, block_ids: Sequence[BlockId], addresses: Sequence[int], memory: _Pinned) -> None:
-        self._copy(block_ids, addresses, memory, self._copies.upload)
-
-    def _download(self, block_ids: Sequence[BlockId], addresses: Sequence[int], memory: _Pinned) -> None:
-        self._copy(block_ids, addresses, memory, self._copies.download_to)
-
     def _copy(
-        self, block_ids: Sequence[BlockId], addresses: Sequence[int], memory: _Pinned, copy: Callable[[Tensor, Tensor], None]
+        self,
+        block_ids: Sequence[BlockId],
+        addresses: Sequence[int],
+        memories: Sequence[_Pinned],
+        copy: Callable[[Tensor, Tensor], None],
     ) -> None:
         """Queues copies; none crosses a boundary between two registrations, where CUDA refuses it."""
         with self._copies.use(), torch.inference_mode():
-            for run in copy_runs(block_ids, addresses, self.block_bytes):
-                for piece in cut(run, memory.start, self._slabs.piece_bytes):
-                    device = self._pool_bytes[piece.pool_offset : piece.pool_offset + piece.num_bytes]
-                    copy(memory.bytes_at(piece.address, piece.num_bytes), device)
+            for start, end in _stretches(memories):
+                memory = memories[start]
+                for run in copy_runs(block_ids[start:end], addresses[start:end], self.block_bytes):
+                    for piece in cut(run, memory.start, self._slabs.piece_bytes):
+                        device = self._pool_bytes[piece.pool_offset : piece.pool_offset + piece.num_bytes]
+                        copy(memory.bytes_at(piece.address, piece.num_bytes), device)
 
     def _by_threads(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> "list[Future[list[ResultT]]]":
         """Each thread takes consecutive items; the results in order are those of the first, then those of the second..."""
@@ -233,9 +208,58 @@ class _Sink:
         """See BlockSink."""
         return self.memory.block_bytes
 
-    def fill(self, blocks: Sequence[HostBlock]) -> Generator[bool, None, None]:
+    def begin(self) -> "_Filling":
         """See BlockSink."""
-        return self.memory._fill(self.block_ids, self.after, blocks)
+        return _Filling(self.memory, self.block_ids, self.after)
+
+
+class _Filling:
+    """See Filling. Slabs stay registered until its end."""
+
+    def __init__(self, memory: CudaBlocks, block_ids: Sequence[BlockId], after: object):
+        self._memory = memory
+        self._block_ids = block_ids
+        self._parts: deque[_Part[bool]] = deque()
+        self._held = ExitStack()
+        memory._copies.wait_for(after)
+
+    @property
+    def is_under_way(self) -> bool:
+        """See Filling."""
+        return bool(self._parts)
+
+    @property
+    def is_full(self) -> bool:
+        """See Filling."""
+        return len(self._parts) > _UNDER_WAY
+
+    def add(self, blocks: Sequence[HostBlock]) -> None:
+        """See Filling."""
+        memory, addresses = self._memory, [address_of(block.data) for block in blocks]
+        slabs = self._held.enter_context(memory._slabs.using(addresses, memory.block_bytes))
+        for part, pinned in _parts(slabs, memory._staging.num_blocks):
+            some = blocks[part]
+            ids = [self._block_ids[block.index] for block in some]
+            if pinned:
+                self._parts.append(memory._start(ids, some, addresses[part], pinned))
+            else:
+                self._parts.append(memory._start_staged(ids, some))
+
+    def verdicts(self) -> list[bool]:
+        """See Filling."""
+        found = self._parts[0].wait()
+        self._parts.popleft()
+        return found
+
+    def close(self) -> None:
+        """See Filling."""
+        try:
+            self._memory._copies.check()  # broken off, or failed: the memory is not ours any more after this
+        finally:
+            for left in self._parts:
+                wait(left.results)
+            self._parts.clear()
+            self._held.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +280,21 @@ class _Source:
         return self.memory._write(self.block_ids, self.after, places)
 
 
-def _parts(slabs: Sequence[PinnedSlab | None], most: int) -> Iterator[tuple[slice, PinnedSlab | None]]:
-    """Consecutive blocks of the same slab, or of none, so many at most: which ones, and their slab."""
+def _parts(slabs: Sequence[PinnedSlab | None], most: int) -> Iterator[tuple[slice, list[PinnedSlab]]]:
+    """Consecutive blocks, so many at most, that are all registered or all not: which ones, and the slab of each or no slabs."""
     start = 0
     for end in range(1, len(slabs) + 1):
-        if end == len(slabs) or slabs[end] is not slabs[start] or end - start == most:
-            yield slice(start, end), slabs[start]
+        if end == len(slabs) or (slabs[end] is None) != (slabs[start] is None) or end - start == most:
+            yield slice(start, end), [slab for slab in slabs[start:end] if slab is not None]
+            start = end
+
+
+def _stretches(memories: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """(start, end) of consecutive blocks in the same memory."""
+    start = 0
+    for end in range(1, len(memories) + 1):
+        if end == len(memories) or memories[end] is not memories[start]:
+            yield start, end
             start = end
 
 

@@ -1,6 +1,7 @@
 """Blocks that lie in this process's own memory: their bytes travel by plain copies. Knows bytes and checksums, no pool."""
 
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,12 +32,9 @@ class HostBuffers:
         self.block_bytes = block_bytes
         self._buffers = buffers
 
-    def fill(self, blocks: Sequence[HostBlock]) -> Generator[bool, None, None]:
-        """See BlockSink. It is the copy that is verified."""
-        for block in blocks:
-            into = self._buffers[block.index]
-            copy_bytes(into, block.data)
-            yield checksum(into) == block.checksum
+    def begin(self) -> "HostFilling":
+        """See BlockSink."""
+        return HostFilling(self._buffers)
 
     def write_to(self, places: Sequence[HostBlock]) -> list[bytes]:
         """See BlockSource. The checksums are those of what was meant to be written."""
@@ -46,6 +44,39 @@ class HostBuffers:
             copy_bytes(place.data, data)
             sums.append(checksum(data))
         return sums
+
+
+class HostFilling:
+    """A Filling: nothing happens beside the caller, so a block is copied when its verdict is asked for."""
+
+    def __init__(self, buffers: Sequence[memoryview]):
+        self._buffers = buffers
+        self._blocks: deque[HostBlock] = deque()
+
+    @property
+    def is_under_way(self) -> bool:
+        """See Filling."""
+        return bool(self._blocks)
+
+    @property
+    def is_full(self) -> bool:
+        """See Filling."""
+        return False
+
+    def add(self, blocks: Sequence[HostBlock]) -> None:
+        """See Filling."""
+        self._blocks.extend(blocks)
+
+    def verdicts(self) -> list[bool]:
+        """See Filling. It is the copy that is verified."""
+        block = self._blocks.popleft()
+        into = self._buffers[block.index]
+        copy_bytes(into, block.data)
+        return [checksum(into) == block.checksum]
+
+    def close(self) -> None:
+        """See Filling."""
+        self._blocks.clear()
 
 
 def copy_bytes(into: memoryview, data: memoryview) -> None:

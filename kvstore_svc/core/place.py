@@ -35,8 +35,8 @@ class PlaceTable:
         self.page_bytes = page_bytes
         self._generations = generations
         self._allocators = [BuddyAllocator(len(cells)) for cells in generations]
-        # Per slab, the end of the place that was taken last.
-        self._ends = [0] * len(self._allocators)
+        # The end of the place that was taken last: slab and page.
+        self._behind = (0, 0)
         self._next_generation = 1
 
     @property
@@ -60,30 +60,38 @@ class PlaceTable:
         return self.page_bytes * max(allocator.num_units for allocator in self._allocators)
 
     def allocate(self, num_bytes: int) -> Place | None:
-        """Takes a place of a new generation, in the slab with most room; None: no slab has a long enough free run."""
-        num_pages = -(-num_bytes // self.page_bytes)
-        by_room = sorted(range(len(self._allocators)), key=lambda i: -self._allocators[i].num_free_units)
-        for slab_id in by_room:
-            start_page = self._take(slab_id, num_pages)
-            if start_page is not None:
-                place = Place(slab_id, start_page, num_pages, self._next_generation)
-                self._next_generation += 1
-                self._generations[slab_id][start_page : start_page + num_pages] = place.generation
-                return place
-        return None
+        """Takes a place of a new generation; None: no slab has a long enough free run.
 
-    def _take(self, slab_id: int, num_pages: int) -> int | None:
-        """Pages right behind the place before, if they are free: a buddy chunk for each would waste the tails.
-
-        A block of 180 pages leaves 76 pages of its chunk of 256, in which no block of its size fits.
+        Blocks that are written one after the other lie one after the other, as far as there is room: they are read in that order,
+        several in one copy. Nor do they waste the tails of buddy chunks: a block of 180 pages leaves 76 of its chunk of 256, in
+        which no block of its size fits.
         """
+        num_pages = -(-num_bytes // self.page_bytes)
+        slab_id, start_page = self._behind
         allocator = self._allocators[slab_id]
-        is_empty = allocator.num_free_units == allocator.num_units
-        behind = 0 if is_empty else self._ends[slab_id]
-        start_page = behind if allocator.allocate_at(behind, num_pages) else allocator.allocate(num_pages)
-        if start_page is not None:
-            self._ends[slab_id] = start_page + num_pages
-        return start_page
+        if allocator.num_free_units == allocator.num_units:
+            start_page = 0
+        if not allocator.allocate_at(start_page, num_pages):
+            found = self._take_elsewhere(num_pages)
+            if found is None:
+                return None
+            slab_id, start_page = found
+        self._behind = (slab_id, start_page + num_pages)
+        place = Place(slab_id, start_page, num_pages, self._next_generation)
+        self._next_generation += 1
+        self._generations[slab_id][start_page : start_page + num_pages] = place.generation
+        return place
+
+    def _take_elsewhere(self, num_pages: int) -> tuple[int, int] | None:
+        """In the slab with most room, at its beginning if it is empty."""
+        for slab_id in sorted(range(len(self._allocators)), key=lambda i: -self._allocators[i].num_free_units):
+            allocator = self._allocators[slab_id]
+            if allocator.num_free_units == allocator.num_units and allocator.allocate_at(0, num_pages):
+                return slab_id, 0
+            start_page = allocator.allocate(num_pages)
+            if start_page is not None:
+                return slab_id, start_page
+        return None
 
     def free(self, place: Place) -> None:
         """Gives a place back.

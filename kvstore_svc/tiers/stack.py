@@ -33,6 +33,9 @@ OWN_SESSION = SessionId("store")
 _AHEAD = 16
 # At the start fewer, so that they do not slow down the first one, which decides whether there is time for the others.
 _AHEAD_AT_FIRST = 2
+# Leases go out in groups, small ones first, so that whoever copies can begin with the first.
+_FIRST_GROUP = 16
+_LARGEST_GROUP = 128
 DEFAULT_LOOKUP_WAIT_S = 0.03
 # Hashing this many bytes on the event loop costs less than handing them to a thread.
 _INLINE_HASH_BYTES = 256 * 1024
@@ -126,7 +129,7 @@ class TierStack:
     async def acquire(
         self, session: Session, keys: Sequence[BlockKey], *, patience: Patience, prefix_only: bool
     ) -> AsyncGenerator[list[Acquired], None]:
-        """Read leases in the order of the keys, as soon as each batch is in shared memory.
+        """Read leases in the order of the keys, in groups, as soon as each group is in shared memory.
 
         Args:
             session: who reads.
@@ -161,6 +164,9 @@ class TierStack:
                 num_acquired += lease is not None
                 if lease is None and prefix_only:
                     break
+                if len(ready) >= min(_LARGEST_GROUP, max(_FIRST_GROUP, index + 1 - len(ready))):
+                    yield ready
+                    ready = []
             if ready:
                 yield ready
         finally:

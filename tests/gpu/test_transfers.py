@@ -28,6 +28,7 @@ from executor_svc.kernels.layout import KEYS_AS_ROWS
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 from executor_svc.transfer import Load, LoadDone, Save, SaveDone, TransferThread
 from tests.integration.kvstore_svc.store_process import FINGERPRINT, MIB, StoreProcess
+from tests.unit.executor_svc.filled import filled
 from tests.unit.executor_svc.memory_store import MemoryStore
 
 DEVICE = torch.device("cuda", 0)
@@ -141,7 +142,7 @@ def test_a_slab_is_registered_and_the_gpu_reads_and_writes_it(rig: Rig) -> None:
     rig.pool.blocks.zero_()
     torch.cuda.synchronize(DEVICE)
     stored = [HostBlock(block.index, block.data, written) for block, written in zip(lent, sums, strict=True)]
-    verdicts = list(rig.blocks.sink(block_ids, rig.blocks.mark()).fill(stored))
+    verdicts = filled(rig.blocks.sink(block_ids, rig.blocks.mark()), stored)
 
     assert [bytes(block.data) for block in lent] == [expected[n].cpu().numpy().tobytes() for n in block_ids]
     assert verdicts == [True] * 8
@@ -160,7 +161,7 @@ def test_a_copy_may_end_a_piece_within_a_block() -> None:
     assert rig.slabs.wait_idle(20)
     lent = places(rig, slab, range(12))
 
-    assert list(rig.blocks.sink([BlockId(n) for n in range(12)], rig.blocks.mark()).fill(lent)) == [True] * 12
+    assert filled(rig.blocks.sink([BlockId(n) for n in range(12)], rig.blocks.mark()), lent) == [True] * 12
     assert all(rig.pool.blocks[n].cpu().numpy().tobytes() == bytes(block.data) for n, block in enumerate(lent))
     assert rig.degraded.counts[UNPINNED] == 0
     rig.close()
@@ -175,7 +176,7 @@ def test_memory_that_is_registered_already_is_refused_and_staged(rig: Rig) -> No
     lent = places(rig, slab, range(4))
 
     assert rig.degraded.counts[UNPINNED] == 1
-    assert list(rig.blocks.sink([BlockId(n) for n in range(4)], rig.blocks.mark()).fill(lent)) == [True] * 4
+    assert filled(rig.blocks.sink([BlockId(n) for n in range(4)], rig.blocks.mark()), lent) == [True] * 4
     assert torch.ones(8, device=DEVICE).sum().item() == 8
     CudaRegistrar(DEVICE).unregister(torch.frombuffer(slab.data, dtype=torch.uint8).data_ptr())
 

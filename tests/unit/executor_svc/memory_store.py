@@ -8,6 +8,7 @@ from common.patience import Patience
 from common.shm.checksum import checksum
 from executor_svc.clients.kvstore import LoadReport, SaveReport
 from executor_svc.core.host_block import BlockSink, BlockSource, HostBlock
+from tests.unit.executor_svc.filled import filled
 
 
 class MemoryStore:
@@ -51,7 +52,7 @@ class MemoryStore:
             if key not in self.blocks:
                 break
             found.append(HostBlock(index, memoryview(self.blocks[key]), checksum(self.blocks[key])))
-        num_loaded = sum(sink.fill(found))
+        num_loaded = sum(filled(sink, found))
         return LoadReport(num_loaded, {"shm": num_loaded}, "" if num_loaded == len(keys) else "not there", 0.0)
 
     def _begin(self, name: str) -> None:

@@ -26,6 +26,7 @@ from executor_svc.kernels.layout import KEYS_AS_ROWS
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 from tests.unit.executor_svc.cuda.fake_registrar import FakeRegistrar
 from tests.unit.executor_svc.cuda.host_queue import CopyQueue, HostQueue
+from tests.unit.executor_svc.filled import filled
 from tests.unit.executor_svc.kvcache.test_pool import LAYERS
 
 NUM_BLOCKS = 24
@@ -91,7 +92,7 @@ def test_neighbours_go_from_a_registered_slab_to_the_pool_in_one_copy(rig: Rig) 
     rig.pin()
     mark = rig.blocks.mark()
 
-    verdicts = list(rig.blocks.sink(ids(4, 5, 6, 9), mark).fill(rig.stored(1, 2, 3, 4)))
+    verdicts = filled(rig.blocks.sink(ids(4, 5, 6, 9), mark), rig.stored(1, 2, 3, 4))
 
     assert verdicts == [True] * 4
     assert [num_bytes // rig.pool.block_bytes for _, _, num_bytes in rig.copies.copies] == [3, 1]
@@ -105,13 +106,13 @@ def test_until_a_slab_is_registered_its_blocks_are_staged(rig: Rig) -> None:
     rig.blocks.slabs_mapped([rig.slab])
     assert rig.registrar.entered.wait(10)
 
-    assert list(rig.blocks.sink(ids(0, 1), None).fill(rig.stored(0, 1))) == [True, True]
+    assert filled(rig.blocks.sink(ids(0, 1), None), rig.stored(0, 1)) == [True, True]
     assert not any(rig.registrar.covers(source, 1) for source, _, _ in rig.copies.copies)
 
     rig.registrar.gate.set()
     assert rig.slabs.wait_idle(10)
     first = len(rig.copies.copies)
-    assert list(rig.blocks.sink(ids(2), None).fill(rig.stored(2))) == [True]
+    assert filled(rig.blocks.sink(ids(2), None), rig.stored(2)) == [True]
     assert all(rig.registrar.covers(source, num_bytes) for source, _, num_bytes in rig.copies.copies[first:])
     assert all(rig.holds(n, rig.place(n)) for n in range(3))
     assert rig.degraded.counts[UNPINNED] == 0
@@ -122,7 +123,7 @@ def test_a_slab_that_cannot_be_registered_is_said_once_and_its_blocks_are_staged
     rig = make_rig(piece_blocks=3, refuses_from=2)
     rig.pin()
 
-    assert list(rig.blocks.sink(ids(*range(12)), None).fill(rig.stored(*range(12)))) == [True] * 12
+    assert filled(rig.blocks.sink(ids(*range(12)), None), rig.stored(*range(12))) == [True] * 12
 
     assert all(rig.holds(n, rig.place(n)) for n in range(12))
     assert rig.degraded.counts[UNPINNED] == 1
@@ -135,7 +136,7 @@ def test_no_copy_crosses_from_one_registration_to_the_next() -> None:
     rig = make_rig(piece_blocks=1.5)
     rig.pin()
 
-    assert list(rig.blocks.sink(ids(*range(9)), None).fill(rig.stored(*range(9)))) == [True] * 9
+    assert filled(rig.blocks.sink(ids(*range(9)), None), rig.stored(*range(9))) == [True] * 9
 
     assert all(rig.registrar.covers(source, num_bytes) for source, _, num_bytes in rig.copies.copies)
     assert all(rig.holds(n, rig.place(n)) for n in range(9))
@@ -149,7 +150,7 @@ def test_a_block_with_wrong_bytes_is_found_in_its_place_of_the_chain(rig: Rig, p
     stored = rig.stored(*range(10))
     rig.place(6)[-1] ^= 1
 
-    assert list(rig.blocks.sink(ids(*range(10)), None).fill(stored)) == [True] * 6 + [False] + [True] * 3
+    assert filled(rig.blocks.sink(ids(*range(10)), None), stored) == [True] * 6 + [False] + [True] * 3
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -163,8 +164,10 @@ def test_a_verdict_comes_after_the_copy_and_lent_memory_is_not_read_after_the_en
     ended = threading.Event()
 
     def load() -> None:
-        with closing(rig.blocks.sink(ids(*range(18)), None).fill(stored)) as fill:
-            verdicts.put(next(fill))
+        with closing(rig.blocks.sink(ids(*range(18)), None).begin()) as filling:
+            filling.add(stored)
+            assert filling.is_full
+            verdicts.put(filling.verdicts()[0])
         ended.set()
 
     thread = threading.Thread(target=load)
@@ -187,7 +190,7 @@ def test_a_device_that_fails_ends_the_load_and_holds_nothing(rig: Rig) -> None:
     rig.copies.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        list(rig.blocks.sink(ids(0, 1), None).fill(rig.stored(0, 1)))
+        filled(rig.blocks.sink(ids(0, 1), None), rig.stored(0, 1))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         rig.blocks.source(ids(0, 1), None).write_to([HostBlock(0, rig.place(0)), HostBlock(1, rig.place(1))])
 
@@ -235,7 +238,7 @@ def test_whatever_is_registered_the_bytes_are_the_same(
         chance.shuffle(block_ids)
     numbers: Sequence[int] = places[:count]
 
-    assert list(rig.blocks.sink(ids(*block_ids[:count]), None).fill(rig.stored(*numbers))) == [True] * count
+    assert filled(rig.blocks.sink(ids(*block_ids[:count]), None), rig.stored(*numbers)) == [True] * count
     expected = [bytes(rig.place(n)) for n in numbers]
     rig.slab.data[:] = bytes(len(rig.slab.data))
     lent = [HostBlock(index, rig.place(n)) for index, n in enumerate(numbers)]
@@ -260,7 +263,7 @@ def let_go_during_a_copy() -> FakeRegistrar:
     rig.pin()
     stored = rig.stored(*range(3))
     rig.copies.gate.clear()
-    thread = threading.Thread(target=lambda: list(rig.blocks.sink(ids(0, 1, 2), None).fill(stored)))
+    thread = threading.Thread(target=lambda: filled(rig.blocks.sink(ids(0, 1, 2), None), stored))
     thread.start()
     while not rig.copies.copies:
         thread.join(0.001)

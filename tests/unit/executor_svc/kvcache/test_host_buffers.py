@@ -5,6 +5,7 @@ import pytest
 from common.shm.checksum import checksum
 from executor_svc.core.host_block import HostBlock
 from executor_svc.kvcache.host_buffers import HostBuffers
+from tests.unit.executor_svc.filled import filled
 
 
 def test_bytes_come_and_go_by_index() -> None:
@@ -13,7 +14,7 @@ def test_bytes_come_and_go_by_index() -> None:
     lent = [memoryview(bytes([value]) * 8) for value in (1, 2)]
     wrong = checksum(b"other")
 
-    assert list(buffers.fill([HostBlock(2, lent[0], checksum(lent[0])), HostBlock(0, lent[1], wrong)])) == [True, False]
+    assert filled(buffers, [HostBlock(2, lent[0], checksum(lent[0])), HostBlock(0, lent[1], wrong)]) == [True, False]
     place = memoryview(bytearray(8))
     assert buffers.write_to([HostBlock(2, place)]) == [checksum(lent[0])]
     assert (bytes(place), bytes(into[1])) == (b"\1" * 8, bytes(8))
@@ -29,4 +30,4 @@ def test_a_buffer_of_another_size_is_named() -> None:
 def test_a_buffer_that_cannot_be_written_is_refused_when_it_is_filled() -> None:
     data = memoryview(bytes(8))
     with pytest.raises(ValueError, match="read-only"):
-        next(HostBuffers([memoryview(bytes(8))], 8).fill([HostBlock(0, data, checksum(data))]))
+        filled(HostBuffers([memoryview(bytes(8))], 8), [HostBlock(0, data, checksum(data))])
