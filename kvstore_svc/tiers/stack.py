@@ -86,6 +86,7 @@ class TierStack:
         self._new_down = [behind for behind in down if behind.tier.name not in admission]
         self._touched_down = [(behind, admission[behind.tier.name]) for behind in down if behind.tier.name in admission]
         self._down = down
+        self._touching: set[asyncio.Task[None]] = set()
         self.lanes = [Lane(tier, (limits or {}).get(tier.name, ReadLimits())) for tier in self.lower]
         self._fills = Fills(shm, self._own, self.lanes, self.measure, self.touch, clock)
 
@@ -101,8 +102,7 @@ class TierStack:
             if not self.shm.store.contains(key):
                 break
             found.append(self.shm.name)
-        if self._touched_down:
-            await self.touch(keys[: len(found)])
+        self._touch_soon(keys[: len(found)])
         if not self.lower or len(found) == len(keys):
             return found
         rest = keys[len(found) :]
@@ -138,8 +138,7 @@ class TierStack:
             prefix_only: end at the first miss, which is part of the answer.
         """
         started_s, num_acquired = self._clock.now(), 0
-        if self._touched_down:
-            await self.touch([key for key in keys if self.shm.store.contains(key)])
+        self._touch_soon(keys)
         ready: list[Acquired] = []
         ahead: deque[Lease | Fill | None] = deque()
         following = iter(keys)
@@ -233,6 +232,13 @@ class TierStack:
             behind.offer(keys)
         await self.touch(keys)
 
+    def _touch_soon(self, keys: Sequence[BlockKey]) -> None:
+        """As touch, of those that are here, but the caller does not wait: whoever asked for them does."""
+        if self._touched_down:
+            task = asyncio.create_task(self.touch([key for key in keys if self.shm.store.contains(key)]))
+            self._touching.add(task)
+            task.add_done_callback(self._touching.discard)
+
     async def touch(self, keys: Sequence[BlockKey]) -> None:
         """Somebody uses these blocks of a chain: those that have become worth it are written down."""
         for behind, admission in self._touched_down:
@@ -252,6 +258,7 @@ class TierStack:
 
     async def settle(self) -> None:
         """Waits for all writes down that have begun."""
+        await asyncio.gather(*self._touching)
         for behind in self._down:
             await behind.settle()
 
@@ -267,5 +274,6 @@ class TierStack:
     async def close(self) -> None:
         """Ends the background work."""
         await self._fills.close()
+        await asyncio.gather(*self._touching)
         for behind in self._down:
             await behind.close()
