@@ -1,6 +1,7 @@
 """One running request as the engine sees it: where it runs, when things happened, what it cost. Plain state, no policy."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from common.errors import OctavoError
@@ -69,6 +70,7 @@ class Generation:
         """Keys of the prompt's full blocks; the same block_size in every call."""
         if self._prompt_keys is None:
             self._prompt_keys = self.request.keys_of_prompt(block_size)
+            self.request = replace(self.request, prompt_keys=tuple(self._prompt_keys))  # whoever takes it need not hash again
         return self._prompt_keys
 
     @property

@@ -13,6 +13,7 @@ neighbours leave one after another and merge again into the run that they came f
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from common.buddy import BuddyAllocator
 from common.ids import BlockId, BlockKey
@@ -88,8 +89,7 @@ class BlockPool:
         """
         if num_blocks > self.num_available:
             return None
-        while self._buddy.num_free_units < num_blocks:
-            self._evict(next(iter(self._cached)))
+        self._evict(list(islice(self._cached, max(0, num_blocks - self._buddy.num_free_units))))
         if after is not None and self._buddy.allocate_at(after + 1, num_blocks):
             block_ids = [BlockId(after + 1 + i) for i in range(num_blocks)]
         else:
@@ -156,7 +156,7 @@ class BlockPool:
         if self.index.key_of(block_id) is None:
             return
         if block_id in self._cached:
-            self._evict(block_id)
+            self._evict([block_id])
         else:
             self.index.remove(block_id)
             self._unsaved.pop(block_id, None)
@@ -164,8 +164,7 @@ class BlockPool:
     def flush(self) -> int:
         """Evicts every cached block and returns how many there were."""
         num_cached = len(self._cached)
-        for block_id in list(self._cached):
-            self._evict(block_id)
+        self._evict(list(self._cached))
         return num_cached
 
     def offer_save(self, key: BlockKey, block_id: BlockId) -> None:
@@ -207,8 +206,15 @@ class BlockPool:
         for block, key in self._unsaved.items():
             assert self.index.key_of(block) == key, f"block {block} waits for a save under a key that it is not listed under"
 
-    def _evict(self, block_id: BlockId) -> None:
-        del self._cached[block_id]
-        self.index.remove(block_id)
-        self._unsaved.pop(block_id, None)
-        self._buddy.free(block_id)
+    def _evict(self, block_ids: list[BlockId]) -> None:
+        """Cached blocks, which become free. Neighbours are freed together: a request may wait for a thousand of them."""
+        for block_id in block_ids:
+            del self._cached[block_id]
+            self.index.remove(block_id)
+            self._unsaved.pop(block_id, None)
+        block_ids = sorted(block_ids)
+        start = 0
+        for end in range(1, len(block_ids) + 1):
+            if end == len(block_ids) or block_ids[end] != block_ids[end - 1] + 1:
+                self._buddy.free(block_ids[start], end - start)
+                start = end
