@@ -3,6 +3,7 @@
 The memory must stay mapped while it is registered.
 """
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -48,6 +49,19 @@ class CudaRegistrar:
         """See Registrar."""
         with torch.cuda.device(self._device):
             self._check("cudaHostUnregister", self._cudart.cudaHostUnregister(address))
+
+    def device_address(self, address: int) -> int:
+        """The address by which kernels read a registered byte.
+
+        Raises:
+            RuntimeError: it is not registered.
+        """
+        found = ctypes.c_uint64(0)
+        with torch.cuda.device(self._device):
+            code = ctypes.CDLL("libcuda.so.1").cuMemHostGetDevicePointer_v2(ctypes.byref(found), ctypes.c_void_p(address), 0)
+        if code != 0:
+            raise RuntimeError(f"cuMemHostGetDevicePointer: CUDA driver error {code}")
+        return found.value
 
     def _check(self, call: str, result: Any) -> None:
         code = int(result)

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from executor_svc.core.block_address import PAGE_BYTES
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
 from executor_svc.kernels.triton.decode_kernel import paged_decode_kernel
@@ -107,6 +108,7 @@ def paged_decode(
         query: [num_seqs, num_heads, head_dim_k]; rows may be strided, the last two dimensions are contiguous.
         layer_cache: key [num_blocks, num_kv_heads, block_size, head_dim_k], value [..., head_dim_v]; strided over dimension 0.
         block_tables: int32 [num_seqs, max_blocks]; rows may be strided. Entries beyond a length are never read.
+            Or int64, of the same shape: where each block lies, whatever memory that is (core/block_address.py); not with shared.
         seq_lens: int32 [num_seqs]; the query's own position is seq_lens - 1. 0: a padding row, out becomes zero.
         out: [num_seqs, num_heads, head_dim_v]; rows may be strided.
         scale: scores are multiplied by it.
@@ -122,7 +124,8 @@ def paged_decode(
             kernel are no longer spread evenly, which costs more than the early start gains.
 
     Raises:
-        ValueError: shapes that do not fit together, more sequences than the workspace is for, or shared parts with a window.
+        ValueError: shapes that do not fit together, more sequences than the workspace is for, or shared parts with a window or
+            with addresses.
     """
     check_heads(query, layer_cache)
     num_seqs, num_heads, head_dim_k = query.shape
@@ -133,6 +136,8 @@ def paged_decode(
         raise ValueError(f"the workspace is not for {num_seqs} sequences, {num_heads} heads and values of {head_dim_v}")
     if shared is not None and window is not None:
         raise ValueError(f"keys that are shared are visible to all, which a window of {window} denies")
+    if shared is not None and block_tables.dtype == torch.int64:
+        raise ValueError("shared parts are read by block ids, block_tables has addresses")
     overlap = overlap or (shared is not None and shared.overlap)
     group = num_heads // num_kv_heads
     few_rows = triton.next_power_of_2(group)
@@ -162,8 +167,8 @@ def paged_decode(
         softcap if softcap is not None else 1.0,
         window if window is not None else 0,
         query.stride(0),
-        layer_cache.key.stride(0),
-        layer_cache.value.stride(0),
+        _entry_elements(layer_cache.key, block_tables),
+        _entry_elements(layer_cache.value, block_tables),
         block_tables.stride(0),
         out.stride(0),
         NUM_KV_HEADS=num_kv_heads,
@@ -190,6 +195,11 @@ def paged_decode(
         num_warps=config["num_warps"],
         **({"launch_pdl": True} if overlap else {}),
     )
+
+
+def _entry_elements(cache: Tensor, block_tables: Tensor) -> int:
+    """What an entry of the tables counts, in elements: blocks of the cache, or pages."""
+    return PAGE_BYTES // cache.element_size() if block_tables.dtype == torch.int64 else cache.stride(0)
 
 
 def _seqs_bucket(num_seqs: int) -> int:

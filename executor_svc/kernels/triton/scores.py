@@ -65,7 +65,7 @@ def softmax_step(scores, highest_before, total):
 
 @triton.jit
 def block_ids(table_ptr, entries, mask):
-    """Entries of a block table (int32) as int64; 0 where mask is false.
+    """Entries of a block table as int64; 0 where mask is false. The table has int32, or int64 of 48 bits and a sign.
 
     Read as halves of 16 bits on purpose. A loop's loads of 32 bits and more are staged through shared memory by the compiler,
     the loads of keys, whose addresses come from here, then wait for that stage, and half of the pipeline is lost. Loads of 16
@@ -73,4 +73,8 @@ def block_ids(table_ptr, entries, mask):
     """
     low_ptr = (table_ptr + entries).to(tl.pointer_type(tl.uint16))
     low = tl.load(low_ptr, mask=mask, other=0).to(tl.int64)
-    return low + tl.load(low_ptr + 1, mask=mask, other=0).to(tl.int64) * 65536
+    entry = low + tl.load(low_ptr + 1, mask=mask, other=0).to(tl.int64) * 65536
+    if table_ptr.dtype.element_ty == tl.int64:
+        high_ptr = (low_ptr + 2).to(tl.pointer_type(tl.int16))
+        entry += tl.load(high_ptr, mask=mask, other=0).to(tl.int64) * 4294967296
+    return entry

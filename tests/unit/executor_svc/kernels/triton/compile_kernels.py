@@ -40,6 +40,11 @@ def compile_forms(capability: int, dtype: torch.dtype) -> None:
             query, cache, tables, lens, out, scale=0.1, window=window, softcap=softcap, sinks=sinks,
             workspace=workspace, config=default_config(DECODE, capability),
         )  # fmt: skip
+        if (window, softcap) == (None, None):  # blocks by address
+            paged_decode(
+                query, cache, tables.long(), lens, out, scale=0.1, window=None, softcap=None, sinks=None,
+                workspace=workspace, config=default_config(DECODE, capability),
+            )  # fmt: skip
         groups = torch.zeros(MAX_GROUPS, dtype=torch.int32)
         for_shared = SharedWorkspace(2, num_heads, num_kv_heads, head_dim_v, 4, "cpu")
         parts = attend_shared(

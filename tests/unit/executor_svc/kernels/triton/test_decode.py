@@ -1,10 +1,16 @@
 """Decode in Triton's interpreter against the float64 reference."""
 
+from dataclasses import replace
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor
 
+from executor_svc.core.block_address import PAGE_BYTES, page_entries
+from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.decode import DecodeWorkspace, paged_decode
+from executor_svc.kernels.triton.decode_shared import SharedParts
 from tests.unit.executor_svc.kernels.batches import Shape, Step
 from tests.unit.executor_svc.kernels.triton.steps import expected, make_rows_step
 
@@ -128,3 +134,54 @@ def test_a_workspace_for_other_heads_is_refused() -> None:
         decode(step, workspace=DecodeWorkspace(2, 8, 16, 4, "cpu"))
     with pytest.raises(ValueError, match="workspace"):
         decode(step, workspace=DecodeWorkspace(1, 4, 16, 4, "cpu"))
+
+
+# Blocks by address
+
+
+@pytest.mark.parametrize("num_ranges", [1, 3])
+def test_blocks_outside_of_the_pool_are_read_where_they_lie(num_ranges: int) -> None:
+    """Every second block lies in other memory, in front of the pool or behind it; its place in the pool has something else."""
+    step, pool, elsewhere = written_in_pages([200, 33, 70])
+    wanted = expected(step, scale=0.3)[0]
+    addresses = torch.full(step.batch.block_tables.shape, 1 << 40)
+    for row, seq_len in enumerate(step.batch.seq_lens.tolist()):
+        for column in range(-(-seq_len // 16)):
+            block = int(step.batch.block_tables[row, column])
+            here, there = (pool, elsewhere) if (row + column) % 2 else (elsewhere, pool)
+            addresses[row, column] = page_entries([here[block].data_ptr()], pool.data_ptr())[0]
+            there[block] = float("nan")
+    by_address = Step(step.query, step.key, step.value, step.cache, replace(step.batch, block_tables=addresses))
+
+    torch.testing.assert_close(decode(by_address, num_ranges).double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_shared_parts_cannot_be_read_by_address() -> None:
+    step, _, _ = written_in_pages([33])
+    tables = step.batch.block_tables.long()
+    with pytest.raises(ValueError, match="shared parts are read by block ids"):
+        paged_decode(
+            step.query, step.cache, tables, step.batch.seq_lens, torch.empty_like(step.query),
+            scale=0.3, window=None, softcap=None, sinks=None, workspace=DecodeWorkspace(1, 4, 16, 1, "cpu"),
+            shared=cast(SharedParts, object()),
+        )  # fmt: skip
+
+
+def written_in_pages(seq_lens: list[int]) -> tuple[Step, Tensor, Tensor]:
+    """A step whose blocks, of one page each, lie in a pool, and the same blocks in other memory."""
+    step = written(make_rows_step(Shape(4, 2, 16, 16, 16), seq_lens, [1] * len(seq_lens)))
+    num_blocks = step.cache.key.shape[0]
+    page = PAGE_BYTES // 4
+    pool, elsewhere = (aligned(num_blocks * page).view(num_blocks, page) for _ in range(2))
+    key, value = (pool[:, start : start + 512].view(num_blocks, 2, 16, 16) for start in (0, 512))
+    key.copy_(step.cache.key)
+    value.copy_(step.cache.value)
+    elsewhere.copy_(pool)
+    return Step(step.query, step.key, step.value, LayerCache(key, value), step.batch), pool, elsewhere
+
+
+def aligned(num_elements: int) -> Tensor:
+    """Zeros that begin at a page."""
+    memory = torch.zeros(num_elements + PAGE_BYTES // 4)
+    start = -memory.data_ptr() % PAGE_BYTES // 4
+    return memory[start : start + num_elements]
