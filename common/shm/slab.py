@@ -101,6 +101,19 @@ class Slab:
             raise NoSharedMemory(f"slab {header.slab_id} says it has {header.size_bytes} bytes, the store said {size_bytes}")
         self.generations: npt.NDArray[np.uint64] = np.frombuffer(mapping, np.uint64, header.num_pages, PAGE_BYTES)
         self.data = whole[header.data_offset :]
+        self._mapping = mapping
+
+    def populate(self) -> None:
+        """Has the kernel prepare every page of this mapping now: on virtual machines the first touch of a page costs 1 us.
+
+        Raises:
+            OSError: the memory is not to be had.
+        """
+        try:
+            self._mapping.madvise(_MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: Linux before 5.14, where the pages are prepared on first use
+                raise
 
     def view(self, start_page: int, length_bytes: int) -> memoryview:
         """The first length_bytes of a place, writable."""
@@ -141,21 +154,12 @@ def create_slab(slab_id: int, size_bytes: int, *, epoch: int, nonce: int) -> Own
         os.posix_fallocate(fd, 0, size_bytes)
         os.pwrite(fd, header.pack(), 0)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        _populate(fd, size_bytes)
-        return OwnedSlab(Slab(fd, size_bytes), fd)
+        slab = Slab(fd, size_bytes)
+        slab.populate()
+        return OwnedSlab(slab, fd)
     except OSError as error:
         os.close(fd)
         raise StartupError(f"cannot allocate {size_bytes} bytes of shared memory: {error}; lower --capacity-bytes") from error
-
-
-def _populate(fd: int, size_bytes: int) -> None:
-    """Has the kernel prepare the mapping of every page now: on virtual machines the first touch is slow."""
-    with mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED) as mapping:
-        try:
-            mapping.madvise(_MADV_POPULATE_WRITE)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # EINVAL: Linux before 5.14, where the pages are filled on first use
-                raise
 
 
 def _round_up(num_bytes: int) -> int:

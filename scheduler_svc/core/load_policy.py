@@ -121,11 +121,14 @@ class LoadPolicy:
 
     def patience(self, prompt: Prompt) -> Patience:
         """How long the prompt's blocks are waited for."""
-        block_size, num_blocks = self._block_size, len(prompt.tiers)
         compute_s = self._prefill.seconds(prompt.begin, prompt.end)
         slack_s = prompt.queue_s + SLACK * (prompt.queue_s + compute_s) - prompt.spent_s
-        saved_s = (self._prefill.saved_s(prompt.begin, prompt.begin + n * block_size) / n for n in (1, num_blocks))
-        return Patience(max(0.0, slack_s), self._prefill.trust * min(saved_s))
+        saved_s = min(self._saved_s(prompt, compute_s, num_blocks) / num_blocks for num_blocks in (1, len(prompt.tiers)))
+        return Patience(max(0.0, slack_s), self._prefill.trust * max(0.0, saved_s))
+
+    def _saved_s(self, prompt: Prompt, compute_s: float, num_blocks: int) -> float:
+        """By not computing the first blocks: the rest still takes its steps, so what a step costs by itself is not saved."""
+        return compute_s - self._prefill.seconds(prompt.begin + num_blocks * self._block_size, prompt.end)
 
     def _stages(self, prompt: Prompt, patience: Patience) -> Iterator[tuple[int, float]]:
         """Ends of runs of one tier, as far as all before them is expected to come in time: (blocks, seconds until then)."""

@@ -41,11 +41,6 @@ class PrefillTime:
             total_s += self._step_times.predict_s(_work(start, min(end, start + self._max_step_tokens)))
         return total_s
 
-    def saved_s(self, begin: int, end: int) -> float:
-        """By not computing the tokens from begin to end: at least this, because the steps with the others remain."""
-        idle_s = self._step_times.predict_s(StepWork())
-        return max(0.0, self._step_times.predict_s(_work(begin, end)) - idle_s)
-
 
 def _work(begin: int, end: int) -> StepWork:
     """A chunk of a prompt."""

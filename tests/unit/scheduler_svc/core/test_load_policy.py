@@ -172,3 +172,18 @@ def test_a_load_behind_other_transfers_counts_their_time() -> None:
 
     assert policy.decide(Prompt(0, 1000, tiers)).num_blocks == 60
     assert policy.decide(Prompt(0, 1000, tiers, transfers_s=2.0)).num_blocks == 0
+
+
+def test_a_short_step_that_seems_to_cost_nothing_does_not_make_blocks_worth_nothing() -> None:
+    """On a GPU a step of 16 tokens takes no longer than any other: the weights are read once."""
+    model = StepTimeModel()
+    for _ in range(20):
+        for begin, end, taken_s in ((0, 8192, 0.215), (8192, 16_000, 0.262), (15_984, 16_000, 0.0055)):
+            model.learn(_work(begin, end), taken_s)
+        model.learn(StepWork(num_decodes=1, num_context_tokens=16_000), 0.0065)
+    prefill = PrefillTime(model, 8192)
+    prefill.note_prefill()
+    prompt = Prompt(0, 16_000, ["shm"] * 999)
+
+    assert model.predict_s(_work(0, 16)) < model.predict_s(StepWork())
+    assert LoadPolicy(16, prefill).patience(prompt).seconds(999) > 0.2
