@@ -221,21 +221,16 @@ class KvStoreService(pb_grpc.KvStoreServiceServicer):
         return response
 
     async def CommitBlocks(self, request: pb.CommitBlocksRequest, context: Context) -> pb.CommitBlocksResponse:  # noqa: N802
-        """See the proto."""
+        """See the proto. The bytes are not read here: whoever reads them compares them with the checksum."""
         session = self._session(request)
         for index, commit in enumerate(request.commits):
             convert.check_checksum(commit.checksum, f"commits[{index}].checksum")
-        blocks = [self._store.reservation(session, LeaseId(commit.lease_id)) for commit in request.commits]
-        measured = iter(await self._tiers.measure([block for block in blocks if block is not None]))
         response = pb.CommitBlocksResponse()
         committed: list[BlockKey] = []
-        for commit, block in zip(request.commits, blocks, strict=True):
-            is_committed = block is not None and self._store.commit(
-                session,
-                LeaseId(commit.lease_id),
-                generation=commit.generation,
-                claimed=commit.checksum,
-                measured=next(measured),
+        for commit in request.commits:
+            block = self._store.reservation(session, LeaseId(commit.lease_id))
+            is_committed = self._store.commit(
+                session, LeaseId(commit.lease_id), generation=commit.generation, claimed=commit.checksum
             )
             response.statuses.append(pb.BLOCK_STATUS_OK if is_committed else pb.BLOCK_STATUS_REJECTED)
             if is_committed and block is not None:

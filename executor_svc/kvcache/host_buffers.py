@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 
-from common.shm.checksum import checksum
 from executor_svc.core.host_block import HostBlock
+from executor_svc.kvcache.copy_threads import Copy, Copying, CopyThreads
 
 
 class HostBuffers:
@@ -16,12 +17,13 @@ class HostBuffers:
         block_bytes: of each buffer.
     """
 
-    def __init__(self, buffers: Sequence[memoryview], block_bytes: int):
+    def __init__(self, buffers: Sequence[memoryview], block_bytes: int, threads: CopyThreads):
         """Looks at no byte.
 
         Args:
             buffers: one for each index; contiguous, block_bytes long, and writable if they are to be filled.
             block_bytes: of each.
+            threads: that copy.
 
         Raises:
             ValueError: a buffer has another length, or is not contiguous.
@@ -31,52 +33,54 @@ class HostBuffers:
                 raise ValueError(f"a buffer of {data.nbytes} bytes: it must be contiguous and have {block_bytes} bytes")
         self.block_bytes = block_bytes
         self._buffers = buffers
+        self._threads = threads
 
     def begin(self) -> "HostFilling":
         """See BlockSink."""
-        return HostFilling(self._buffers)
+        return HostFilling(self._buffers, self._threads.begin())
 
     def write_to(self, places: Sequence[HostBlock]) -> list[bytes]:
         """See BlockSource. The checksums are those of what was meant to be written."""
         sums: list[bytes] = []
-        for place in places:
-            data = self._buffers[place.index]
-            copy_bytes(place.data, data)
-            sums.append(checksum(data))
+        with closing(self._threads.begin()) as copying:
+            buffers = [self._buffers[place.index] for place in places]
+            copying.add([Copy(place.data, data, data) for place, data in zip(places, buffers, strict=True)])
+            while copying.is_under_way:
+                sums += copying.next()
         return sums
 
 
 class HostFilling:
-    """A Filling: nothing happens beside the caller, so a block is copied when its verdict is asked for."""
+    """A Filling, by copies of threads."""
 
-    def __init__(self, buffers: Sequence[memoryview]):
+    def __init__(self, buffers: Sequence[memoryview], copying: Copying):
         self._buffers = buffers
-        self._blocks: deque[HostBlock] = deque()
+        self._copying = copying
+        self._wanted: deque[bytes] = deque()
 
     @property
     def is_under_way(self) -> bool:
         """See Filling."""
-        return bool(self._blocks)
+        return self._copying.is_under_way
 
     @property
     def is_full(self) -> bool:
-        """See Filling."""
+        """See Filling. What has not begun can be broken off at once."""
         return False
 
     def add(self, blocks: Sequence[HostBlock]) -> None:
         """See Filling."""
-        self._blocks.extend(blocks)
+        buffers = [self._buffers[block.index] for block in blocks]
+        self._wanted.extend(block.checksum for block in blocks)
+        self._copying.add([Copy(into, block.data, into) for into, block in zip(buffers, blocks, strict=True)])
 
     def verdicts(self) -> list[bool]:
         """See Filling. It is the copy that is verified."""
-        block = self._blocks.popleft()
-        into = self._buffers[block.index]
-        copy_bytes(into, block.data)
-        return [checksum(into) == block.checksum]
+        return [found == self._wanted.popleft() for found in self._copying.next()]
 
     def close(self) -> None:
         """See Filling."""
-        self._blocks.clear()
+        self._copying.close()
 
 
 def copy_bytes(into: memoryview, data: memoryview) -> None:

@@ -20,6 +20,7 @@ from common.ids import BlockId
 from common.shm.slab import Slab
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.layout import KEYS_AS_COLUMNS, KvLayout
+from executor_svc.kvcache.copy_threads import CopyThreads
 from executor_svc.kvcache.host_buffers import HostBuffers
 
 PART_ALIGNMENT = 64
@@ -126,6 +127,7 @@ class KvPool:
         self._blocks = np.frombuffer(self._memory, np.uint8).reshape(num_blocks, self.block_bytes)
         assert self._blocks.ctypes.data % BLOCK_ALIGNMENT == 0, "the pool does not start at a page"
         self._take_memory()
+        self._copy_threads = CopyThreads()
         storage = torch.from_numpy(self._blocks.reshape(-1)).view(dtype)
         self.layer_caches = layer_views(storage, layers, num_blocks, block_size, layout)
 
@@ -146,7 +148,7 @@ class KvPool:
 
     def sink(self, block_ids: Sequence[BlockId], after: object) -> HostBuffers:
         """As BlockMemory: the blocks themselves."""
-        return HostBuffers([self.block_view(block_id) for block_id in block_ids], self.block_bytes)
+        return HostBuffers([self.block_view(block_id) for block_id in block_ids], self.block_bytes, self._copy_threads)
 
     def source(self, block_ids: Sequence[BlockId], after: object) -> HostBuffers:
         """As BlockMemory: the blocks themselves."""

@@ -184,15 +184,17 @@ class BlockStore:
         lease = session.leases.get(lease_id)
         return lease.block if lease is not None and lease.kind is LeaseKind.WRITE else None
 
-    def commit(self, session: Session, lease_id: LeaseId, *, generation: int, claimed: bytes, measured: bytes) -> bool:
+    def commit(
+        self, session: Session, lease_id: LeaseId, *, generation: int, claimed: bytes, measured: bytes | None = None
+    ) -> bool:
         """Makes a reserved block readable and ends its write lease.
 
         Args:
             session: who wrote it.
             lease_id: from reserve.
             generation: of the place that the client wrote to.
-            claimed: the client's checksum of what it wrote.
-            measured: the store's checksum of what is there.
+            claimed: the writer's checksum of what it wrote, which every reader compares with what it reads.
+            measured: the store's own checksum of what is there, where the bytes came from far; None: it has not looked.
 
         Returns:
             False: there is no such lease, or the bytes are not what the client meant to write; the room is free again.
@@ -202,12 +204,13 @@ class BlockStore:
             return False
         del self._reserved[block.key]
         self._forget(session.leases[lease_id])
-        if block.place.generation != generation or claimed != measured:
-            self.counts.num_checksum_mismatches += claimed != measured
+        is_wrong = measured is not None and claimed != measured
+        if block.place.generation != generation or is_wrong:
+            self.counts.num_checksum_mismatches += is_wrong
             self._places.free(block.place)
             return False
         block.state = BlockState.COMMITTED
-        block.checksum = measured
+        block.checksum = claimed
         self._committed[block.key] = block
         self._unread[block.key] = block
         self.counts.num_writes += 1

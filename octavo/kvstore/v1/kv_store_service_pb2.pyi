@@ -78,7 +78,7 @@ class _BlockStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlockStat
     BLOCK_STATUS_FULL: _BlockStatus.ValueType  # 5
     """Reserve: no room, everything is held."""
     BLOCK_STATUS_REJECTED: _BlockStatus.ValueType  # 6
-    """Commit: the bytes do not match the checksum, or the lease is gone."""
+    """Commit: the lease is gone, or of another place. Put: the bytes do not match the checksum."""
 
 class BlockStatus(_BlockStatus, metaclass=_BlockStatusEnumTypeWrapper):
     """What became of one key of a request."""
@@ -95,7 +95,7 @@ BLOCK_STATUS_BUSY: BlockStatus.ValueType  # 4
 BLOCK_STATUS_FULL: BlockStatus.ValueType  # 5
 """Reserve: no room, everything is held."""
 BLOCK_STATUS_REJECTED: BlockStatus.ValueType  # 6
-"""Commit: the bytes do not match the checksum, or the lease is gone."""
+"""Commit: the lease is gone, or of another place. Put: the bytes do not match the checksum."""
 Global___BlockStatus: _TypeAlias = BlockStatus  # noqa: Y015
 
 class _BlockEventKind:

@@ -188,7 +188,7 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitBlocks(self, request, context):
-        """Makes reserved blocks visible and immutable. The store verifies the checksum against the bytes that it holds.
+        """Makes reserved blocks visible and immutable. The checksum stays with the bytes: everybody who reads them compares it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,7 @@ class KvStoreServiceStub:
     ReserveBlocks: _grpc.UnaryUnaryMultiCallable[_kv_store_service_pb2.ReserveBlocksRequest, _kv_store_service_pb2.ReserveBlocksResponse]
     """Exclusive room for new blocks. A block is readable only after its commit."""
     CommitBlocks: _grpc.UnaryUnaryMultiCallable[_kv_store_service_pb2.CommitBlocksRequest, _kv_store_service_pb2.CommitBlocksResponse]
-    """Makes reserved blocks visible and immutable. The store verifies the checksum against the bytes that it holds."""
+    """Makes reserved blocks visible and immutable. The checksum stays with the bytes: everybody who reads them compares it."""
     AbortBlocks: _grpc.UnaryUnaryMultiCallable[_kv_store_service_pb2.AbortBlocksRequest, _kv_store_service_pb2.AbortBlocksResponse]
     """Gives reserved room back."""
     PutBlocks: _grpc.StreamUnaryMultiCallable[_kv_store_service_pb2.PutBlocksRequest, _kv_store_service_pb2.PutBlocksResponse]
@@ -100,7 +100,7 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     ReserveBlocks: _aio.UnaryUnaryMultiCallable[_kv_store_service_pb2.ReserveBlocksRequest, _kv_store_service_pb2.ReserveBlocksResponse]  # type: ignore[assignment]
     """Exclusive room for new blocks. A block is readable only after its commit."""
     CommitBlocks: _aio.UnaryUnaryMultiCallable[_kv_store_service_pb2.CommitBlocksRequest, _kv_store_service_pb2.CommitBlocksResponse]  # type: ignore[assignment]
-    """Makes reserved blocks visible and immutable. The store verifies the checksum against the bytes that it holds."""
+    """Makes reserved blocks visible and immutable. The checksum stays with the bytes: everybody who reads them compares it."""
     AbortBlocks: _aio.UnaryUnaryMultiCallable[_kv_store_service_pb2.AbortBlocksRequest, _kv_store_service_pb2.AbortBlocksResponse]  # type: ignore[assignment]
     """Gives reserved room back."""
     PutBlocks: _aio.StreamUnaryMultiCallable[_kv_store_service_pb2.PutBlocksRequest, _kv_store_service_pb2.PutBlocksResponse]  # type: ignore[assignment]
@@ -201,7 +201,7 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_store_service_pb2.CommitBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_store_service_pb2.CommitBlocksResponse, _abc.Awaitable[_kv_store_service_pb2.CommitBlocksResponse]]:
-        """Makes reserved blocks visible and immutable. The store verifies the checksum against the bytes that it holds."""
+        """Makes reserved blocks visible and immutable. The checksum stays with the bytes: everybody who reads them compares it."""
 
     @_abc_1.abstractmethod
     def AbortBlocks(

@@ -15,6 +15,7 @@ from common.rpc.address import Address
 from common.rpc.channel import sync_channel
 from executor_svc.clients.kvstore import BlockStoreClient, LoadReport, SaveReport
 from executor_svc.clients.kvstore_session import Transport
+from executor_svc.kvcache.copy_threads import CopyThreads
 from executor_svc.kvcache.host_buffers import HostBuffers
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from octavo.kvstore.v1 import kv_store_service_pb2_grpc as pb_grpc
@@ -35,6 +36,7 @@ class BufferClient:
     def __init__(self, client: BlockStoreClient, block_bytes: int):
         self.client = client
         self._block_bytes = block_bytes
+        self._copy_threads = CopyThreads()
 
     @property
     def transport(self) -> tuple[str, str]:
@@ -55,16 +57,15 @@ class BufferClient:
 
     def load(self, blocks: Sequence[Block], patience: Patience) -> LoadReport:
         """Fills each buffer with the block of its key, a chain that stops at the first miss."""
-        return self.client.load(
-            [key for key, _ in blocks], HostBuffers([data for _, data in blocks], self._block_bytes), patience
-        )
+        keys, buffers = self._divided(blocks)
+        return self.client.load(keys, buffers, patience)
 
     def close(self) -> None:
         """See BlockStoreClient."""
         self.client.close()
 
     def _divided(self, blocks: Sequence[Block]) -> tuple[list[BlockKey], HostBuffers]:
-        return [key for key, _ in blocks], HostBuffers([data for _, data in blocks], self._block_bytes)
+        return [key for key, _ in blocks], HostBuffers([data for _, data in blocks], self._block_bytes, self._copy_threads)
 
 
 class StoreProcess:

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from common.rpc.status import from_rpc_error
 from common.shm.checksum import checksum
 from executor_svc.clients.kvstore_session import SessionSpec, StoreSession, Transport
 from executor_svc.core.host_block import HostBlock
+from executor_svc.kvcache.copy_threads import CopyThreads
 from executor_svc.kvcache.host_buffers import HostFilling
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
 from tests.integration.kvstore_svc.store_process import FINGERPRINT, MIB, StoreProcess, key, wait_until
@@ -128,7 +130,10 @@ def test_a_wrong_suspicion_drops_nothing(store: StoreProcess) -> None:
     assert store.stats().num_checksum_mismatches == 0
 
 
-def test_bytes_that_changed_before_their_commit_are_rejected(empty_store: StoreProcess) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_bytes_that_are_not_what_their_commit_says_are_nobodys(empty_store: StoreProcess, transport: Transport) -> None:
+    """The store does not read what a writer has just hashed; the first reader finds out, and the block is gone."""
+    num_before = empty_store.stats().num_checksum_mismatches
     with closing(open_session(empty_store)) as session:
         reserved = session.stub.ReserveBlocks(
             pb.ReserveBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[key(1)])
@@ -138,8 +143,41 @@ def test_bytes_that_changed_before_their_commit_are_rejected(empty_store: StoreP
         committed = session.stub.CommitBlocks(
             pb.CommitBlocksRequest(session_id=session.session_id, epoch=session.epoch, commits=[commit, commit])
         )
-    assert list(committed.statuses) == [pb.BLOCK_STATUS_REJECTED] * 2
+    assert list(committed.statuses) == [pb.BLOCK_STATUS_OK, pb.BLOCK_STATUS_REJECTED]  # a lease commits once
+    with closing(empty_store.client(transport)) as client:
+        assert client.load(make_buffers(make_blocks(1, 4096, first=1)), Patience(5.0)).num_loaded == 0
+    wait_until(lambda: empty_store.stats().tiers[0].used_bytes == 0)
+    assert empty_store.stats().num_checksum_mismatches == num_before + 1
+
+
+def test_a_commit_for_another_place_is_rejected(empty_store: StoreProcess) -> None:
+    with closing(open_session(empty_store)) as session:
+        reserved = session.stub.ReserveBlocks(
+            pb.ReserveBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[key(1)])
+        )
+        handle = reserved.results[0].handle
+        commit = pb.Commit(lease_id=handle.lease_id, generation=handle.generation + 1, checksum=checksum(bytes(4096)))
+        committed = session.stub.CommitBlocks(
+            pb.CommitBlocksRequest(session_id=session.session_id, epoch=session.epoch, commits=[commit])
+        )
+    assert list(committed.statuses) == [pb.BLOCK_STATUS_REJECTED]
     assert empty_store.stats().tiers[0].used_bytes == 0
+
+
+def test_a_save_of_several_calls_is_one_save(tmp_path: Path) -> None:
+    """More than is reserved and committed together."""
+    block_bytes = 8 * MIB
+    flags = ("--capacity-bytes", str(128 * MIB), "--slab-bytes", str(128 * MIB))
+    blocks = [(key(n), memoryview(bytes([n]) * block_bytes)) for n in range(11)]
+    with closing(StoreProcess(tmp_path, *flags)) as store, closing(store.client("shm", block_bytes=block_bytes)) as client:
+        assert client.save([blocks[9]]).num_written == 1
+
+        report = client.save(blocks)
+
+        assert (report.num_written, report.num_present, report.num_failed) == (10, 1, 0)
+        into = make_buffers(blocks)
+        assert client.load(into, Patience(10.0)).num_loaded == 11
+        assert all(data == expected for (_, data), (_, expected) in zip(into, blocks, strict=True))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -252,7 +290,7 @@ def test_a_call_that_is_broken_off_holds_nothing(store: StoreProcess, transport:
         block_bytes = 4096
 
         def begin(self) -> HostFilling:
-            return BrokenFilling([])
+            return BrokenFilling([], CopyThreads().begin())
 
         def write_to(self, places: Sequence[HostBlock]) -> list[bytes]:
             raise BrokenOffError

@@ -1,6 +1,6 @@
 """The checksum is pinned: stores and clients of different versions must agree."""
 
-from common.shm.checksum import CHECKSUM_BYTES, checksum
+from common.shm.checksum import CHECKSUM_BYTES, Checksum, checksum
 
 
 def test_golden_values() -> None:
@@ -11,3 +11,11 @@ def test_golden_values() -> None:
 
 def test_any_buffer_of_the_same_bytes_has_the_same_checksum() -> None:
     assert checksum(memoryview(bytearray(b"octavo"))) == checksum(b"octavo")
+
+
+def test_pieces_have_the_checksum_of_the_whole() -> None:
+    data = bytes(range(256)) * 40
+    pieces = Checksum()
+    for start in range(0, len(data), 777):
+        pieces.update(data[start : start + 777])
+    assert pieces.digest() == checksum(data)

@@ -59,6 +59,15 @@ def test_wrong_bytes_are_rejected_counted_and_their_room_is_free() -> None:
     store.check_integrity()
 
 
+def test_a_commit_that_nobody_has_measured_keeps_the_writers_checksum() -> None:
+    store = make_store(1)
+    session = open_session(store)
+    lease = reserve(store, session, 1)
+
+    assert store.commit(session, lease.lease_id, generation=lease.block.place.generation, claimed=b"a" * 16)
+    assert acquire(store, session, 1).block.checksum == b"a" * 16
+
+
 def test_a_commit_for_another_generation_is_rejected() -> None:
     store = make_store(1)
     session = open_session(store)
