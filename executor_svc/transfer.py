@@ -20,7 +20,7 @@ from executor_svc.core.host_block import BlockSink, BlockSource
 
 log = logging.getLogger(__name__)
 _LOOK_AFTER_S = 0.5
-_SAVED_AT_ONCE = 16
+_SAVED_AT_ONCE = 32
 """A load waits for so many blocks of a save; fewer would be mostly calls to the store."""
 
 

@@ -79,15 +79,15 @@ class CallDeadline:
         if self._end.error is not None:
             raise self._end.error
 
-    def extend(self) -> float:
-        """Another block has come.
+    def extend(self, num_blocks: int = 1) -> float:
+        """More blocks have come, all at once.
 
         Returns:
-            Seconds since the one before, or since the start.
+            Seconds since those before, or since the start.
         """
         waited_s = self.waited_s
         self._last_s += waited_s
-        self._num_blocks += 1
+        self._num_blocks += num_blocks
         return waited_s
 
     @property

@@ -61,11 +61,11 @@ class LoadReport:
     seconds: float = 0.0
     readings: list[TierReading] = field(default_factory=list)
 
-    def add(self, tier: str, seconds: float) -> None:
-        """One more leading block is loaded, so long after the one before."""
-        self.num_loaded += 1
-        self.num_by_tier[tier] = self.num_by_tier.get(tier, 0) + 1
-        self._read(TierReading(tier, 1, seconds, seconds))
+    def add(self, tier: str, seconds: float, num_blocks: int = 1) -> None:
+        """More leading blocks are loaded, all of them so long after those before."""
+        self.num_loaded += num_blocks
+        self.num_by_tier[tier] = self.num_by_tier.get(tier, 0) + num_blocks
+        self._read(TierReading(tier, num_blocks, seconds, seconds))
 
     def waited(self, seconds: float) -> None:
         """The next block did not come in this time."""

@@ -6,6 +6,7 @@ bytes of one group travel while the leases of the next are on their way, and whi
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import groupby
 
 import grpc
 
@@ -99,21 +100,30 @@ class ShmLoad:
 
     def _settle(self) -> None:
         """Waits for the oldest bytes. A place's generation is looked at after its bytes were read."""
-        for is_right in self._filling.verdicts():
-            result = self._held.popleft()
-            handle = result.handle
-            self._release.lease_ids.append(handle.lease_id)
-            if self._is_over:
-                continue
-            if not self._attachment.has_generation(handle.slab_id, handle.offset_bytes, handle.length_bytes, handle.generation):
-                self.report.reason = "the block's place was given to another block"
-            elif not is_right:
-                self.report.reason = CORRUPT
-                self._release.suspect_lease_ids.append(handle.lease_id)
-            else:
-                self.report.add(TIER_NAMES[result.tier], self._deadline.extend())
+        verdicts = self._filling.verdicts()
+        results = [self._held.popleft() for _ in verdicts]
+        self._release.lease_ids.extend(result.handle.lease_id for result in results)
+        if not self._is_over:  # they came together: the first that is in time makes time for the others
+            num_good = self._num_good(results, verdicts)
+            for tier, run in groupby(results[:num_good], key=_tier_of):
+                num_blocks = len(list(run))
+                self.report.add(TIER_NAMES[tier], self._deadline.extend(num_blocks), num_blocks)
         if len(self._release.lease_ids) >= _RELEASED_AT_ONCE:
             self._send()
+
+    def _num_good(self, results: Sequence[pb.BlockResult], verdicts: Sequence[bool]) -> int:
+        """How many leading blocks are what they should be; if not all, the report says why."""
+        for index, (result, is_right) in enumerate(zip(results, verdicts, strict=True)):
+            handle = result.handle
+            place = (handle.slab_id, handle.offset_bytes, handle.length_bytes)
+            if not self._attachment.has_generation(*place, handle.generation):
+                self.report.reason = "the block's place was given to another block"
+                return index
+            if not is_right:
+                self.report.reason = CORRUPT
+                self._release.suspect_lease_ids.append(handle.lease_id)
+                return index
+        return len(results)
 
     def _send(self) -> None:
         """Nobody waits for the answer: the blocks are on the device, and who has no time left does not wait in any case."""
@@ -129,6 +139,10 @@ class ShmLoad:
 
     def _view(self, handle: pb.BlockHandle) -> memoryview:
         return block_view(self._attachment, handle, self._block_bytes)
+
+
+def _tier_of(result: pb.BlockResult) -> int:
+    return result.tier
 
 
 def block_view(attachment: Attachment, handle: pb.BlockHandle, num_bytes: int) -> memoryview:

@@ -28,13 +28,14 @@ def copy_runs(block_ids: Sequence[int], addresses: Sequence[int], block_bytes: i
         block_bytes: of every block.
     """
     runs: list[CopyRun] = []
-    for block_id, address in zip(block_ids, addresses, strict=True):
-        offset = block_id * block_bytes
-        last = runs[-1] if runs else None
-        if last is not None and (last.pool_offset + last.num_bytes, last.address + last.num_bytes) == (offset, address):
-            runs[-1] = CopyRun(last.pool_offset, last.address, last.num_bytes + block_bytes)
-        else:
-            runs.append(CopyRun(offset, address, block_bytes))
+    first = 0
+    for end in range(1, len(block_ids) + 1):
+        if end < len(block_ids):
+            follows_in_pool = block_ids[end] == block_ids[end - 1] + 1
+            if follows_in_pool and addresses[end] == addresses[end - 1] + block_bytes:
+                continue
+        runs.append(CopyRun(block_ids[first] * block_bytes, addresses[first], (end - first) * block_bytes))
+        first = end
     return runs
 
 

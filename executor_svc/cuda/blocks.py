@@ -31,6 +31,10 @@ _UNDER_WAY = 3
 """Parts behind which a load is full: the GPU always has the next one, and a load that is out of time ends soon."""
 
 
+_SAVED_AT_ONCE = 8
+"""Blocks of a save that are copied, then hashed while the next are copied."""
+
+
 class _Pinned(Protocol):
     """Host memory that the GPU reaches."""
 
@@ -154,9 +158,16 @@ class CudaBlocks:
     def _write_direct(
         self, block_ids: Sequence[BlockId], places: Sequence[HostBlock], addresses: Sequence[int], slabs: Sequence[PinnedSlab]
     ) -> list[bytes]:
-        self._copy(block_ids, addresses, slabs, self._copies.download_to)
-        self._copies.mark().wait()
-        return _gathered(self._by_threads(lambda place: checksum(place.data), places))
+        pieces = [slice(start, start + _SAVED_AT_ONCE) for start in range(0, len(places), _SAVED_AT_ONCE)]
+        marks = []
+        for piece in pieces:
+            self._copy(block_ids[piece], addresses[piece], slabs[piece], self._copies.download_to)
+            marks.append(self._copies.mark())
+        results: list[Future[list[bytes]]] = []
+        for piece, mark in zip(pieces, marks, strict=True):
+            mark.wait()
+            results += self._by_threads(_checksum_of, places[piece])
+        return _gathered(results)
 
     def _write_staged(self, block_ids: Sequence[BlockId], places: Sequence[HostBlock]) -> list[bytes]:
         buffer = self._staging.turn()
@@ -296,6 +307,10 @@ def _stretches(memories: Sequence[object]) -> Iterator[tuple[int, int]]:
         if end == len(memories) or memories[end] is not memories[start]:
             yield start, end
             start = end
+
+
+def _checksum_of(block: HostBlock) -> bytes:
+    return checksum(block.data)
 
 
 def _is_right(block: HostBlock) -> bool:

@@ -120,10 +120,10 @@ def test_a_bug_of_the_store_client_is_an_answer_and_not_silence(rig: Rig) -> Non
 
 
 def test_a_save_travels_in_groups_so_that_loads_can_pass(rig: Rig) -> None:
-    keys = [BlockKey(i.to_bytes(32, "big")) for i in range(40)]
+    keys = [BlockKey(i.to_bytes(32, "big")) for i in range(80)]
     rig.transfers.submit(1, Save(1, [(key, BlockId(i % 8)) for i, key in enumerate(keys)]))
 
-    assert rig.outcomes.get(timeout=5) == (1, SaveDone(1, num_written=40))
+    assert rig.outcomes.get(timeout=5) == (1, SaveDone(1, num_written=80))
     assert rig.store.calls == ["save"] * 3
 
 
