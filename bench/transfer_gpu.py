@@ -74,11 +74,10 @@ class Way:
     ready: Callable[[], str]
 
 
-def gpu_way(name: str, pool: CudaKvPool, registrar: Registrar) -> Way:
+def gpu_way(name: str, pool: CudaKvPool, registrar: Registrar, num_threads: int) -> Way:
     """Through the GPU's pool."""
     device = pool.blocks.device
     slabs = PinnedSlabs(registrar, DegradedPaths())
-    num_threads = max(1, min(8, usable_cores() // 2))
     memory = CudaBlocks(pool, CudaStream(device), CudaStream(device), slabs, num_threads=num_threads)
 
     def ready() -> str:
@@ -154,6 +153,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-blocks", type=int, default=1000 if torch.cuda.is_available() else 100)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=max(1, min(8, usable_cores() // 2)), help="that compute checksums")
+    parser.add_argument("--ways", default="direct,staged")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         pool = KvPool(LAYERS, options.num_blocks, BLOCK_SIZE, torch.bfloat16)
@@ -165,8 +166,9 @@ def main() -> None:
     gpu_pool.blocks.random_(0, 256)
     torch.cuda.synchronize(device)
     raw_copies(gpu_pool.num_bytes, options.repeats, device)
-    measure(gpu_way("direct", gpu_pool, CudaRegistrar(device)), options.num_blocks, options.repeats)
-    measure(gpu_way("staged", gpu_pool, NoRegistrar()), options.num_blocks, options.repeats)
+    registrars: dict[str, Registrar] = {"direct": CudaRegistrar(device), "staged": NoRegistrar()}
+    for way in options.ways.split(","):
+        measure(gpu_way(way, gpu_pool, registrars[way], options.threads), options.num_blocks, options.repeats)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ class ShmLoad:
         return block_view(self._attachment, handle, self._block_bytes)
 
 
-def _tier_of(result: pb.BlockResult) -> int:
+def _tier_of(result: pb.BlockResult) -> "pb.Tier.ValueType":
     return result.tier
 
 
