@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-blocks", type=int, default=1000 if torch.cuda.is_available() else 100)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=max(1, min(8, usable_cores() // 2)), help="that compute checksums")
+    parser.add_argument("--threads", type=int, default=max(1, min(12, 3 * usable_cores() // 4)), help="that compute checksums")
     parser.add_argument("--ways", default="direct,staged")
     options = parser.parse_args()
     if not torch.cuda.is_available():

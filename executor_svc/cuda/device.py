@@ -39,7 +39,7 @@ DEFAULT_BATCHED_TOKENS = 8192
 _DEFAULT_NUM_SEQS = {0: 256, 64 << 30: 1024}
 """By the memory that a GPU has at least, bytes: graphs of many sequences hold many logits."""
 _SWITCH_INTERVAL_S = 2e-4
-_MAX_CHECKSUM_THREADS = 8
+_MAX_CHECKSUM_THREADS = 12
 """One does about 10 GB/s; together they must keep up with the link."""
 _SHORTEST_LONG_CHUNK = 1024
 _CHUNKS_AT_ONCE = (3, 20, 150)
@@ -132,7 +132,7 @@ class CudaDevice:
 
     def _blocks(self, pool: CudaKvPool, steps: CudaStream) -> CudaBlocks:
         slabs = PinnedSlabs(CudaRegistrar(self.torch_device), self._degraded)
-        num_threads = max(1, min(_MAX_CHECKSUM_THREADS, usable_cores() // 2))
+        num_threads = max(1, min(_MAX_CHECKSUM_THREADS, 3 * usable_cores() // 4))
         return CudaBlocks(pool, steps, CudaStream(self.torch_device), slabs, num_threads=num_threads)
 
     def _runner(self, model: LoadedModel, pool: CudaKvPool, limits: BatchLimits, stream: CudaStream) -> CudaRunner:
