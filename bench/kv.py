@@ -188,8 +188,8 @@ def disk(run: Run) -> None:
             assert await tier.flush()
 
         async def get(index: int) -> None:
-            stored = await tier.get(key(next_first + index), slots[index % _IN_FLIGHT])
-            assert stored is not None and stored.checksum == sums[index % _IN_FLIGHT]
+            found = await tier.get(key(next_first + index), slots[index % _IN_FLIGHT])
+            assert found is not None and found.measured == sums[index % _IN_FLIGHT]
 
         def write_raw() -> None:
             by_threads(run.num_blocks, lambda index: raw.write(index, b"", slots[index % _IN_FLIGHT]))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from common.ids import BlockKey
-from kvstore_svc.tiers.base import StoredBlock, TierCounts
+from kvstore_svc.tiers.base import FoundBlock, StoredBlock, TierCounts
 
 
 class AbsentTier:
@@ -22,7 +22,7 @@ class AbsentTier:
         """Nothing is here."""
         return [False] * len(keys)
 
-    async def get(self, key: BlockKey, into: memoryview) -> StoredBlock | None:
+    async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
         """A miss."""
         return None
 

@@ -1,6 +1,7 @@
 """What a tier below shared memory promises. Knows keys and bytes, not leases, sessions or gRPC.
 
-The stack above it verifies every block that comes up, so a tier may return wrong bytes, but never another block's checksum.
+A tier hashes what has arrived, on the thread that read it, while the bytes are still near; who asked for the block compares.
+So a tier may return wrong bytes, but never another block's checksum.
 Blocks are immutable and content-addressed: a key has one value for ever.
 """
 
@@ -23,6 +24,24 @@ class StoredBlock:
     key: BlockKey
     layout: Layout
     checksum: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBlock:
+    """A block that came up.
+
+    Attributes:
+        stored: what was kept beside its bytes.
+        measured: xxh3-128 of the bytes that have arrived.
+    """
+
+    stored: StoredBlock
+    measured: bytes
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether they are the bytes that were stored."""
+        return self.measured == self.stored.checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +77,7 @@ class LowerTier(Protocol):
         """Whether each key is here now. It may be gone when get asks for it."""
         ...
 
-    async def get(self, key: BlockKey, into: memoryview) -> StoredBlock | None:
+    async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
         """Writes a block's bytes.
 
         Args:
@@ -67,7 +86,7 @@ class LowerTier(Protocol):
                 after get has returned or has been cancelled.
 
         Returns:
-            What was kept beside the bytes; None: not here, of another length, or the tier failed.
+            What was kept beside the bytes, and what has come of them; None: not here, of another length, or the tier failed.
         """
         ...
 

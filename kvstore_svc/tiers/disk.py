@@ -17,11 +17,12 @@ from pathlib import Path
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey
+from common.shm.checksum import checksum
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.breaker import Breaker
 from kvstore_svc.core.disk_record import DiskRecord
 from kvstore_svc.core.slot import DiskBlock, Lack
-from kvstore_svc.tiers.base import StoredBlock, TierCounts
+from kvstore_svc.tiers.base import FoundBlock, StoredBlock, TierCounts
 from kvstore_svc.tiers.disk_folder import DiskFolder, DiskUnavailable, reason_of
 from kvstore_svc.tiers.disk_recovery import recover
 from kvstore_svc.tiers.disk_segment import SegmentFile
@@ -91,8 +92,8 @@ class DiskTier:
             return [False] * len(keys)
         return [self._table.contains(key) for key in keys]
 
-    async def get(self, key: BlockKey, into: memoryview) -> StoredBlock | None:
-        """See LowerTier. The header is compared here, the checksum of the bytes by the caller."""
+    async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
+        """See LowerTier. The header is compared here, the checksum of the bytes taken here and compared by the caller."""
         is_off = self._breaker.is_off(self._clock.now())
         block = None if is_off else self._table.begin_read(key)
         if block is None:
@@ -251,10 +252,10 @@ class DiskTier:
 
     # Inside
 
-    async def _read(self, block: DiskBlock, into: memoryview) -> StoredBlock | None:
+    async def _read(self, block: DiskBlock, into: memoryview) -> FoundBlock | None:
         record, started_s = block.record, time.perf_counter()
         try:
-            header = await self._threads.run(self._files[record.segment_id].read, record.slot, into)
+            header, measured = await self._threads.run(_read_and_hash, self._files[record.segment_id], record.slot, into)
         except OSError as error:
             self._failed(error)
             await self._drop(block)
@@ -272,7 +273,7 @@ class DiskTier:
             return None
         self._read_s += time.perf_counter() - started_s
         self._read_bytes += into.nbytes
-        return StoredBlock(record.key, record.layout, record.checksum)
+        return FoundBlock(StoredBlock(record.key, record.layout, record.checksum), measured)
 
     async def _drop(self, block: DiskBlock) -> None:
         """Forgets a block and wipes its header, so that no later start finds it."""
@@ -395,6 +396,12 @@ def open_disk_tier(
     except BaseException:
         folder.close()
         raise
+
+
+def _read_and_hash(file: SegmentFile, slot: int, into: memoryview) -> tuple[bytes, bytes]:
+    """A slot's header, and the checksum of the bytes that were read."""
+    header = file.read(slot, into)
+    return header, checksum(into)
 
 
 def _sync_all(files: Sequence[SegmentFile]) -> None:

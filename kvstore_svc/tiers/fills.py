@@ -17,7 +17,7 @@ from common.ids import BlockKey
 from kvstore_svc.core.block import Block, Layout
 from kvstore_svc.core.block_store import Refusal
 from kvstore_svc.core.session import Lease, Session
-from kvstore_svc.tiers.base import LowerTier, StoredBlock
+from kvstore_svc.tiers.base import FoundBlock, LowerTier
 from kvstore_svc.tiers.meter import TierMeter
 from kvstore_svc.tiers.shm import ShmTier
 
@@ -73,7 +73,6 @@ class Fills:
         shm: where blocks go.
         own: the session that holds room for them.
         lanes: the lower tiers, fastest first.
-        measure: checksums of blocks' bytes.
         touch: told of blocks that came up.
         clock: for the meters.
     """
@@ -83,14 +82,12 @@ class Fills:
         shm: ShmTier,
         own: Session,
         lanes: Sequence[Lane],
-        measure: Callable[[list[Block]], Awaitable[list[bytes]]],
         touch: Callable[[Sequence[BlockKey]], Awaitable[None]],
         clock: Clock,
     ):
         self._shm = shm
         self._own = own
         self._lanes = lanes
-        self._measure = measure
         self._touch = touch
         self._clock = clock
         self._fills: dict[BlockKey, Fill] = {}
@@ -154,12 +151,11 @@ class Fills:
                             return None
                         lease = reserved
                     fill.is_reading = True
-                    stored = await self._read(lane, lease.block)
-                if stored is None:
+                    found = await self._read(lane, lease.block)
+                if found is None:
                     continue
-                (measured,) = await self._measure([lease.block])
-                generation = lease.block.place.generation
-                if store.commit(self._own, lease.lease_id, generation=generation, claimed=stored.checksum, measured=measured):
+                claimed, generation = found.stored.checksum, lease.block.place.generation
+                if store.commit(self._own, lease.lease_id, generation=generation, claimed=claimed, measured=found.measured):
                     lease = None
                     await self._touch([fill.key])
                     return lane.tier.name
@@ -172,13 +168,13 @@ class Fills:
             if lease is not None:
                 store.abort(self._own, [lease.lease_id])
 
-    async def _read(self, lane: Lane, block: Block) -> StoredBlock | None:
+    async def _read(self, lane: Lane, block: Block) -> FoundBlock | None:
         started_s = self._clock.now()
         lane.meter.begin(started_s)
-        stored = None
+        found = None
         try:
-            stored = await lane.tier.get(block.key, self._shm.view(block))
+            found = await lane.tier.get(block.key, self._shm.view(block))
         finally:
-            num_bytes = None if stored is None else block.layout.block_bytes
+            num_bytes = None if found is None else block.layout.block_bytes
             lane.meter.end(started_s, self._clock.now(), num_bytes)
-        return stored
+        return found

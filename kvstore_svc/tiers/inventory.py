@@ -103,7 +103,7 @@ class Inventory:
         found = await self._disk.get(stored.key, into)
         if found is None:
             return None
-        if found == stored and await self._tiers.checksum(into) == stored.checksum:
+        if found.stored == stored and found.is_intact:
             return into
         await self._disk.evict(stored.key)
         return None

@@ -17,8 +17,9 @@ from redis.exceptions import InvalidResponse, ResponseError
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey
+from common.shm.checksum import checksum
 from kvstore_svc.core.circuit_breaker import CircuitBreaker
-from kvstore_svc.tiers.base import StoredBlock, TierCounts
+from kvstore_svc.tiers.base import FoundBlock, StoredBlock, TierCounts
 from kvstore_svc.tiers.redis_client import RedisClient
 from kvstore_svc.tiers.redis_connection import Fetched, RedisConnection
 from kvstore_svc.tiers.redis_value import HEADER_BYTES, KEY_PREFIX, pack_header, redis_key, unpack_header
@@ -113,17 +114,20 @@ class RedisTier:
         found = [isinstance(length, int) and length > HEADER_BYTES for length in lengths or ()]
         return found + [False] * (len(keys) - len(found))
 
-    async def get(self, key: BlockKey, into: memoryview) -> StoredBlock | None:
+    async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
         """See LowerTier. A value that cannot be the block is removed from the server."""
         header = memoryview(bytearray(HEADER_BYTES))
         command: tuple[bytes, ...] = (b"GET", redis_key(key))
         if random.random() < _REFRESH_SHARE:
             command = (b"GETEX", redis_key(key), b"EX", b"%d" % self._config.ttl_s)
-        fetched = await self._client.transfer(lambda c, deadline_s: c.fetch(command, header, into, deadline_s=deadline_s))
+        fetched, measured = await self._client.transfer(lambda c, until_s: _fetch(c, command, header, into, until_s)) or (
+            None,
+            b"",
+        )
         stored = unpack_header(header, key) if fetched is Fetched.HIT else None
         if stored is not None and stored.layout.block_bytes == len(into):
             self._counts.num_hits += 1
-            return stored
+            return FoundBlock(stored, measured)
         self._counts.num_misses += 1
         if fetched in (Fetched.HIT, Fetched.BAD):
             self._counts.num_bad += 1
@@ -229,6 +233,14 @@ class RedisTier:
             if replies is not None:
                 self._gauges = _gauges(*replies)
             await asyncio.sleep(every_s)
+
+
+def _fetch(
+    connection: RedisConnection, command: Sequence[bytes], header: memoryview, into: memoryview, deadline_s: float
+) -> tuple[Fetched, bytes]:
+    """Receives a block and hashes it where it came in. Runs on a thread."""
+    fetched = connection.fetch(command, header, into, deadline_s=deadline_s)
+    return fetched, checksum(into) if fetched is Fetched.HIT else b""
 
 
 def _gauges(memory: object, stats: object, num_keys: object) -> _ServerGauges:

@@ -17,7 +17,6 @@ from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey, SessionId
 from common.patience import Patience
-from common.shm.checksum import checksum
 from kvstore_svc.core.admission import Admission
 from kvstore_svc.core.block import Block, BlockState, Layout
 from kvstore_svc.core.session import Lease, Session
@@ -88,7 +87,7 @@ class TierStack:
         self._down = down
         self._touching: set[asyncio.Task[None]] = set()
         self.lanes = [Lane(tier, (limits or {}).get(tier.name, ReadLimits())) for tier in self.lower]
-        self._fills = Fills(shm, self._own, self.lanes, self.measure, self.touch, clock)
+        self._fills = Fills(shm, self._own, self.lanes, self.touch, clock)
 
     async def lookup(self, keys: Sequence[BlockKey], max_wait_s: float = DEFAULT_LOOKUP_WAIT_S) -> list[str]:
         """Names of the tiers of the leading keys that are present.
@@ -211,10 +210,6 @@ class TierStack:
         if sum(block.layout.block_bytes for block in blocks) <= _INLINE_HASH_BYTES:
             return self.shm.measure(blocks)
         return await asyncio.to_thread(self.shm.measure, blocks)
-
-    async def checksum(self, data: memoryview) -> bytes:
-        """Checksum of bytes that are in no block; other calls go on meanwhile."""
-        return checksum(data) if data.nbytes <= _INLINE_HASH_BYTES else await asyncio.to_thread(checksum, data)
 
     async def is_intact(self, block: Block) -> bool:
         """Verifies a leased block; one that fails is dropped, counted and forgotten."""

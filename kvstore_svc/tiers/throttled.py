@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from common.clock import Clock
 from common.ids import BlockKey
-from kvstore_svc.tiers.base import LowerTier, StoredBlock, TierCounts
+from kvstore_svc.tiers.base import FoundBlock, LowerTier, StoredBlock, TierCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ThrottledTier:
         await asyncio.sleep(self._throttle.latency_s)
         return await self._tier.contains(keys)
 
-    async def get(self, key: BlockKey, into: memoryview) -> StoredBlock | None:
+    async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
         """See LowerTier."""
         now_s = self._clock.now()
         self._free_at_s = max(now_s, self._free_at_s) + into.nbytes / self._throttle.bytes_per_s

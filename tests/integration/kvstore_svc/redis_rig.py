@@ -39,9 +39,11 @@ class Rig:
     async def get(self, number: int, num_bytes: int = BLOCK_BYTES) -> bytes | None:
         """A block's bytes; None: a miss."""
         into = bytearray(num_bytes)
-        stored = await self.tier.get(key(number), memoryview(into))
-        if stored is None:
+        found = await self.tier.get(key(number), memoryview(into))
+        if found is None:
             return None
+        stored = found.stored
+        assert found.measured == checksum(memoryview(into))
         assert (stored.key, stored.layout.block_bytes, stored.checksum) == (key(number), num_bytes, checksum(memoryview(into)))
         return bytes(into)
 

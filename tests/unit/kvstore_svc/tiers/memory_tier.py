@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from common.ids import BlockKey
-from kvstore_svc.tiers.base import StoredBlock, TierCounts
+from common.shm.checksum import checksum
+from kvstore_svc.tiers.base import FoundBlock, StoredBlock, TierCounts
 
 
 class MemoryTier:
@@ -26,7 +27,7 @@ class MemoryTier:
     async def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
         return [key in self.blocks for key in keys]
 
-    async def get(self, key: BlockKey, into: memoryview) -> StoredBlock | None:
+    async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
         self.num_gets += 1
         self.asked.set()
         await self.gate.wait()
@@ -36,7 +37,7 @@ class MemoryTier:
         if len(data) != len(into):
             return None
         into[:] = data
-        return stored
+        return FoundBlock(stored, checksum(into))
 
     async def put(self, block: StoredBlock, data: memoryview) -> bool:
         self.blocks.setdefault(block.key, (block, bytearray(data)))

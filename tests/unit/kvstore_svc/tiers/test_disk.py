@@ -65,8 +65,10 @@ async def have(tier: DiskTier, *numbers: int, layout: Layout = LAYOUT) -> list[i
     found = []
     for number in numbers:
         into = memoryview(bytearray(layout.block_bytes))
-        stored = await tier.get(key(number), into)
-        if stored is not None and stored.checksum == checksum(into):
+        block = await tier.get(key(number), into)
+        if block is not None and block.is_intact:
+            stored = block.stored
+            assert stored.checksum == checksum(into)
             assert (stored.key, stored.layout, into) == (key(number), layout, data_of(number, layout))
             found.append(number)
     return found

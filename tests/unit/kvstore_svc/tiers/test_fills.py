@@ -14,7 +14,7 @@ from common.shm.checksum import checksum
 from common.shm.slab import PAGE_BYTES
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.session import Session
-from kvstore_svc.tiers.base import StoredBlock
+from kvstore_svc.tiers.base import FoundBlock, StoredBlock
 from kvstore_svc.tiers.fills import ReadLimits
 from kvstore_svc.tiers.shm import ShmTier, create_slabs
 from kvstore_svc.tiers.stack import Acquired, TierStack
@@ -33,7 +33,7 @@ class CountingTier(MemoryTier):
         self.order: list[BlockKey] = []
         self.stuck: set[BlockKey] = set()
 
-    async def get(self, key: BlockKey, into: memoryview) -> StoredBlock | None:
+    async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
         self.order.append(key)
         self.num_reading += 1
         self.most_reading = max(self.most_reading, self.num_reading)

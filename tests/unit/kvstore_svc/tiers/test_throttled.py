@@ -7,7 +7,7 @@ from common.clock import MonotonicClock
 from common.ids import BlockKey
 from common.shm.checksum import checksum
 from kvstore_svc.core.block import Layout
-from kvstore_svc.tiers.base import StoredBlock
+from kvstore_svc.tiers.base import FoundBlock, StoredBlock
 from kvstore_svc.tiers.throttled import Throttle, ThrottledTier, throttled
 from tests.unit.kvstore_svc.tiers.memory_tier import MemoryTier
 
@@ -43,4 +43,4 @@ async def test_reads_share_the_bandwidth_and_bring_the_same_bytes() -> None:
     found = await asyncio.gather(*(slower.get(KEY, memoryview(buffer)) for buffer in buffers))
 
     assert time.monotonic() - started_s >= 0.035  # never faster; a busy machine may be slower
-    assert found == [stored] * 3 and buffers == [bytearray(data)] * 3
+    assert found == [FoundBlock(stored, checksum(data))] * 3 and buffers == [bytearray(data)] * 3
