@@ -11,7 +11,7 @@ help:
 	@echo "make bench-cpu  the CPU workloads against transformers"
 	@echo "make bench-gpu  the GPU workloads beside vLLM's figures, with PYTHON=python3 of a machine that has a GPU"
 	@echo "make bench-kv   each tier of the block store beside the limits of this machine"
-	@echo "make bench-kv-kill  kill -9 of the block store, 200 times; BENCH='--kills 1000' for the long form"
+	@echo "make bench-kv-kill  kill -9 of the block store, 200 times; KILLS=1000 for the long form"
 	@echo "make test-gpu   the GPU tests, with PYTHON=python3 of a machine that has a GPU"
 	@echo "make clean      remove .venv and caches"
 
@@ -46,8 +46,9 @@ bench-cpu: setup
 bench-kv: setup
 	@.venv/bin/python -m bench.kv $(BENCH)
 
+bench-kv-kill: KILLS ?= 200
 bench-kv-kill: setup
-	@.venv/bin/python -m bench.kv_kill $(BENCH)
+	@.venv/bin/python -m bench.kv_kill --kills $(KILLS) $(BENCH)
 
 # GPU machines bring their own PyTorch: no set-up.
 bench-gpu: PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)

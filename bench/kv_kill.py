@@ -1,12 +1,13 @@
-"""Kills the block store again and again while it writes, and flips bits in its files: what was durable is there, nothing wrong.
+"""Kills the block store again and again while it writes, and flips bits below it: what was durable is there, nothing wrong.
 
     python -m bench.kv_kill [--kills 200] [--seed 1] [--folder FOLDER]
 
 The store is the real process. A client writes blocks, looks some up, reads some, and has some made durable
 (KvStoreAdminService.PersistBlocks). At a random moment the store gets SIGKILL. In some rounds random bits of its segment
-files or of its index are flipped before it starts again. Then every durable block is read, but those whose slot was hit, and
-others at random. Two folders take turns: one with room, where what is durable has to stay; one that is so small that blocks are
-evicted all the time, where only wrong bytes count. Now and then everything is dropped, and has to stay dropped.
+files or of its index are flipped before it starts again, and in Redis in all rounds. Then every durable block is read, but those whose slot was hit, and
+others at random. Three stores take turns: one with room, where what is durable has to stay; one that is so small that blocks are
+evicted all the time, where only wrong bytes count; one that has a real Redis below it, whose values lose bits: what Redis has and
+was not hit has to come back. Now and then everything is dropped, and has to stay dropped.
 
 Prints a table and JSON lines; the exit status is 1 if anything was wrong, lost or leaked.
 """
@@ -25,6 +26,7 @@ import psutil
 
 from bench.figures import Figures
 from bench.kv_load import Load, Promises, Wrong, key, read
+from bench.kv_redis_damage import DamagedRedis
 from kvstore_svc.core.disk_record import RECORD_BYTES, DiskRecord
 from kvstore_svc.tiers.disk_segment import find_segments
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
@@ -34,6 +36,8 @@ _FLAGS = ("--disk-segment-bytes", str(4 * MIB), "--capacity-bytes", str(16 * MIB
 _LONGEST_LIFE_S = 0.4
 _MAX_DURABLE = 600
 _NUM_FLIPS = 3
+# A machine that is busy is no slow Redis.
+_PATIENT = ("--redis-deadline-s", "10", "--redis-timeout-s", "10", "--redis-lookup-timeout-s", "10", "--redis-off-s", "0.2")
 FILES = {"lock", "format", "index"}
 
 
@@ -53,7 +57,7 @@ class Outcome:
 class Arena:
     """One folder, its store and what was promised there."""
 
-    def __init__(self, name: str, folder: Path, capacity_bytes: int, rng: random.Random):
+    def __init__(self, name: str, folder: Path, capacity_bytes: int, rng: random.Random, redis: DamagedRedis | None = None):
         folder.mkdir(parents=True)
         self.name = name
         self.is_roomy = capacity_bytes >= 64 * MIB
@@ -63,7 +67,9 @@ class Arena:
         self._hit: set[int] = set()
         self._next_number = 1
         self._num_fds = 0
-        self.store = StoreProcess(folder, *_FLAGS, "--disk-capacity-bytes", str(capacity_bytes))
+        self._redis = redis
+        flags = (*_PATIENT, "--redis-url", redis.url) if redis is not None else ()
+        self.store = StoreProcess(folder, *_FLAGS, "--disk-capacity-bytes", str(capacity_bytes), *flags)
 
     def round(self, outcome: Outcome) -> None:
         """Load, death, damage, a new life, and a look at everything."""
@@ -78,6 +84,7 @@ class Arena:
             outcome.problems.append(f"{self.name}: {type(load.error).__name__}: {load.error}")
         if self._random.random() < 0.3:
             self._flip(outcome)
+        self._flip_in_redis(outcome)
         self.store.restart()
         self.store.wait_ready()
         self.store.reconnect()
@@ -89,6 +96,8 @@ class Arena:
         wanted = promises.durable - self._hit if self.is_roomy else set()
         others = sorted(promises.written - wanted)
         numbers = sorted(wanted) + self._random.sample(others, min(40, len(others)))
+        below = self._sample_of_redis()
+        numbers += below
         try:
             found = read(self.store, numbers, promises)
         except Wrong as error:
@@ -96,6 +105,8 @@ class Arena:
             return
         outcome.counts["durable blocks read"] += len(wanted & found)
         outcome.counts["other blocks read"] += len(found - wanted)
+        if self._redis is not None:
+            self._look_at_redis(outcome, self._redis, found, below)
         if wanted - found:
             outcome.problems.append(f"{self.name}: {len(wanted - found)} of {len(wanted)} durable blocks are gone")
             promises.durable &= found
@@ -109,6 +120,21 @@ class Arena:
             promises.forget()
             self._hit.clear()
             outcome.counts["drops of everything"] += 1
+
+    def _sample_of_redis(self) -> list[int]:
+        """Blocks that Redis has, of those that were hit as many as there are."""
+        if self._redis is None:
+            return []
+        there = self._redis.numbers()
+        return sorted({*self._random.sample(there, min(40, len(there))), *(self._redis.hit & set(there))})
+
+    def _look_at_redis(self, outcome: Outcome, redis: DamagedRedis, found: set[int], below: list[int]) -> None:
+        """What it has comes back, unless it was hit: then the store has removed it, as soon as it was read from there."""
+        whole = set(below) - redis.hit
+        outcome.counts["blocks of Redis read"] += len(whole & found)
+        outcome.counts["hit blocks of Redis read"] += len(set(below) & redis.hit)
+        if whole - found:
+            outcome.problems.append(f"{self.name}: {len(whole - found)} of {len(whole)} blocks that Redis has do not come")
 
     def _look_for_leaks(self, outcome: Outcome) -> None:
         process = psutil.Process(self.store.process.pid)
@@ -143,6 +169,10 @@ class Arena:
                 _flip_bit(path, at, self._random)
                 outcome.counts["bits flipped in segments"] += 1
 
+    def _flip_in_redis(self, outcome: Outcome) -> None:
+        if self._redis is not None:
+            outcome.counts["bits flipped in Redis values"] += sum(self._redis.flip() for _ in range(_NUM_FLIPS))
+
     def close(self) -> None:
         """Ends the store."""
         self.store.close()
@@ -162,12 +192,14 @@ def run(folder: Path, num_kills: int, seed: int) -> Outcome:
     outcome = Outcome()
     own = psutil.Process()
     with (
+        closing(DamagedRedis(folder / "valkey", rng)) as redis,
         closing(Arena("roomy", folder / "roomy", 256 * MIB, rng)) as roomy,
         closing(Arena("small", folder / "small", 8 * MIB, rng)) as small,
+        closing(Arena("redis", folder / "redis", 8 * MIB, rng, redis)) as shared,
     ):
         num_fds = 0
         for number in range(num_kills):
-            (small if number % 4 == 3 else roomy).round(outcome)
+            (roomy, shared, roomy, small)[number % 4].round(outcome)
             num_fds = num_fds or own.num_fds()
         if own.num_fds() > num_fds + 8:
             outcome.problems.append(f"the client has {own.num_fds()} descriptors, {num_fds} after the first round")

@@ -12,3 +12,5 @@ def test_what_was_durable_survives_and_nothing_is_wrong_or_left_behind(tmp_path:
     assert outcome.counts["kills"] == 10
     assert outcome.counts["durable blocks read"] > 0
     assert outcome.counts["bits flipped in segments"] > 0
+    assert outcome.counts["blocks of Redis read"] > 0
+    assert outcome.counts["bits flipped in Redis values"] > 0
