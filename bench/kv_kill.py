@@ -4,10 +4,10 @@
 
 The store is the real process. A client writes blocks, looks some up, reads some, and has some made durable
 (KvStoreAdminService.PersistBlocks). At a random moment the store gets SIGKILL. In some rounds random bits of its segment
-files or of its index are flipped before it starts again, and in Redis in all rounds. Then every durable block is read, but those whose slot was hit, and
-others at random. Three stores take turns: one with room, where what is durable has to stay; one that is so small that blocks are
-evicted all the time, where only wrong bytes count; one that has a real Redis below it, whose values lose bits: what Redis has and
-was not hit has to come back. Now and then everything is dropped, and has to stay dropped.
+files or of its index are flipped before it starts again; those of values in Redis in all rounds that have one. Then every durable
+block is read, but those whose slot was hit, and others at random. Three stores take turns: one with room, where what is durable
+has to stay; one that is so small that blocks are evicted all the time, where only wrong bytes count; one that has a real Redis
+below it: what that has and was not hit has to come back. Now and then everything is dropped, and has to stay dropped.
 
 Prints a table and JSON lines; the exit status is 1 if anything was wrong, lost or leaked.
 """
