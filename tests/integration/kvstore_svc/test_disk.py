@@ -1,5 +1,6 @@
 """The disk tier of a real store: what was used twice is there after a restart, whatever happened in between."""
 
+import os
 import resource
 from collections.abc import Callable
 from contextlib import closing
@@ -9,8 +10,10 @@ import pytest
 
 from common.ids import BlockKey
 from common.patience import Patience
+from common.rpc.channel import ChannelSecurity
+from executor_svc.clients.kvstore_session import SessionSpec, StoreSession
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
-from tests.integration.kvstore_svc.store_process import MIB, BufferClient, StoreProcess, key, wait_until
+from tests.integration.kvstore_svc.store_process import FINGERPRINT, MIB, BufferClient, StoreProcess, key, wait_until
 from tests.integration.kvstore_svc.test_startup import run_store
 
 DISK = ("--disk-capacity-bytes", str(16 * MIB))
@@ -169,6 +172,48 @@ def test_a_full_disk_costs_nothing_but_the_tier(start_store: Callable[..., Store
         assert disk_stats(store).num_blocks == 0
         assert loaded(client, 1, 2) == [True, True]
     assert store.stop() == 0
+
+
+def test_a_disk_that_cannot_be_read_costs_misses_and_nothing_else(start_store: Callable[..., StoreProcess]) -> None:
+    """Reads that end too early stand for sectors that are gone."""
+    store = start_store(*DISK)
+    with closing(store.client()) as client:
+        save(client, *range(1, 9))
+        look_up(store, *range(1, 9))
+    restart(store)
+    for path in store.disk_dir.glob("*.kv"):
+        os.truncate(path, 0)
+
+    with closing(store.client()) as client:
+        assert loaded(client, *range(1, 9)) == [False] * 8
+        assert store.stats().degraded["kvstore_disk"] >= 1
+        save(client, *range(1, 9))
+        assert loaded(client, *range(1, 9)) == [True] * 8
+        assert store.stats().tiers[0].num_leased_blocks == 0
+    assert store.stop() == 0
+
+
+def test_a_store_that_is_killed_between_reserve_and_commit_leaves_nothing_of_the_block(
+    start_store: Callable[..., StoreProcess],
+) -> None:
+    store = start_store(*DISK, "--disk-admission-touches", "1")
+    with closing(store.client()) as client:
+        save(client, 1)
+        wait_until(lambda: disk_stats(store).num_blocks == 1)
+        session = StoreSession.open(store.channel, SessionSpec("raw", FINGERPRINT, 4096, "shm", ChannelSecurity()), 10.0)
+        request = pb.ReserveBlocksRequest(session_id=session.session_id, epoch=session.epoch, keys=[key(2), key(3)])
+        assert len(session.stub.ReserveBlocks(request, timeout=10).results) == 2
+        store.kill()
+        session.abandon()
+        store.restart()
+        store.wait_ready()
+        store.reconnect()
+
+        assert look_up(store, 1) == [pb.TIER_DISK]
+        assert (look_up(store, 2), look_up(store, 3)) == ([], [])
+        assert store.stats().tiers[0].used_bytes == 0
+        wait_until(lambda: client.save([(key(2), data_of(2))]).num_written == 1)
+        assert loaded(client, 1, 2, 3) == [True, True, False]
 
 
 def test_a_full_index_leaves_blocks_that_are_found_by_their_headers(start_store: Callable[..., StoreProcess]) -> None:
