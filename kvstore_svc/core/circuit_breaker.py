@@ -1,4 +1,4 @@
-"""When to leave a failing server alone. Pure: the time is handed in.
+"""When to leave a failing server or disk alone. Pure: the time is handed in.
 
 Closed: work goes through. After max_failures failures in a row it opens: no work for off_s. Then one probe, and no second
 one before the first has ended: a success closes it, a failure opens it for off_s again.
@@ -26,6 +26,10 @@ class CircuitBreaker:
     def is_closed(self) -> bool:
         """Whether work goes through."""
         return self._open_until_s is None
+
+    def is_off(self, now: float) -> bool:
+        """Whether nothing goes through at the moment, not even a probe."""
+        return self._open_until_s is not None and (self._is_probing or now < self._open_until_s)
 
     def record(self, success: bool, now: float) -> None:
         """How work ended. Of work that began before the breaker opened, nothing is learned."""

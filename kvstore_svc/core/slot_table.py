@@ -229,6 +229,11 @@ class SlotTable:
     # Looking
 
     @property
+    def next_sequence(self) -> int:
+        """Larger than that of every record so far."""
+        return self._next_sequence
+
+    @property
     def num_blocks(self) -> int:
         """Readable blocks."""
         return sum(len(slot_class.clock) for slot_class in self._classes.values())

@@ -11,15 +11,16 @@ the header must be the one that the table expects, the bytes must have its check
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey
 from common.shm.checksum import checksum
 from kvstore_svc.core.block import Layout
-from kvstore_svc.core.breaker import Breaker
+from kvstore_svc.core.circuit_breaker import CircuitBreaker
 from kvstore_svc.core.disk_record import DiskRecord
 from kvstore_svc.core.slot import DiskBlock, Lack
 from kvstore_svc.tiers.base import FoundBlock, StoredBlock, TierCounts
@@ -29,6 +30,8 @@ from kvstore_svc.tiers.disk_segment import SegmentFile
 from kvstore_svc.tiers.disk_threads import DiskThreads
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 FLUSH_DELAY_S = 0.1
 MAX_FAILURES = 5
 PAUSE_S = 10.0
@@ -66,11 +69,13 @@ class DiskTier:
         recovered = recover(folder.path, capacity_bytes, segment_bytes)
         self.num_scanned_segments = recovered.num_scanned
         self._table = recovered.table
+        # Of blocks that are written from now on nobody else can have changed a header.
+        self._first_sequence = self._table.next_sequence
         self._files = recovered.files
         self._index = recovered.index
         self.segment_type: type[SegmentFile] = SegmentFile
         self._threads = DiskThreads(_NUM_THREADS)
-        self._breaker = Breaker(MAX_FAILURES, PAUSE_S)
+        self._breaker = CircuitBreaker(MAX_FAILURES, PAUSE_S)
         self._reason = ""
         self._grow_again_at_s: float | None = None
         # Held by whoever adds or removes segments, and by whoever syncs them.
@@ -124,15 +129,13 @@ class DiskTier:
         is_written = False
         try:
             file, started_s = self._files[taken.record.segment_id], time.perf_counter()
-            await self._threads.run(file.write, taken.record.slot, taken.record.pack(), data)
+            await self._work(file.write, taken.record.slot, taken.record.pack(), data)
             self._written_s += time.perf_counter() - started_s
             is_written = True
-        except OSError as error:
-            self._failed(error)
+        except OSError:
             return False
         finally:
             self._table.end_write(taken, is_written=is_written)
-        self._succeeded()
         self._num_writes += 1
         self._written_bytes += data.nbytes
         self._records.append(taken.record)
@@ -255,17 +258,17 @@ class DiskTier:
     async def _read(self, block: DiskBlock, into: memoryview) -> FoundBlock | None:
         record, started_s = block.record, time.perf_counter()
         try:
-            header, measured = await self._threads.run(_read_and_hash, self._files[record.segment_id], record.slot, into)
-        except OSError as error:
-            self._failed(error)
+            header, measured = await self._work(_read_and_hash, self._files[record.segment_id], record.slot, into)
+        except OSError:
             await self._drop(block)
             return None
-        self._succeeded()
         found = DiskRecord.unpack(header)
         if found != record:
             if self._table.block(record.key) is block:  # else it was dropped meanwhile, and its header wiped
                 # After a crash the index may be behind: the slot was wiped or written again since. That is no fault of the disk.
-                is_later = not any(header) or (found is not None and found.sequence > record.sequence)
+                is_later = record.sequence < self._first_sequence and (
+                    not any(header) or (found is not None and found.sequence > record.sequence)
+                )
                 if not is_later:
                     log.error("block %s is not where the disk tier left it; dropped", record.key.hex())
                     self._num_bad += 1
@@ -356,14 +359,31 @@ class DiskTier:
             await asyncio.sleep(delay_s)
             delay_s = FLUSH_DELAY_S if await self.flush() else PAUSE_S
 
+    async def _work(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Reads or writes a block, as the breaker's probe if one is due.
+
+        Raises:
+            OSError: it failed, and that is counted.
+        """
+        is_probe, is_good = self._breaker.begin_probe(self._clock.now()), False
+        try:
+            result = await self._threads.run(function, *args, **kwargs)
+            is_good = True
+        except OSError as error:
+            self._failed(error)
+            raise
+        finally:
+            if is_probe:  # who was cancelled has found out nothing good
+                self._breaker.end_probe(is_good, self._clock.now())
+        self._breaker.record(True, self._clock.now())
+        if self._breaker.is_closed:
+            self._degraded.clear("kvstore_disk")
+        return result
+
     def _failed(self, error: OSError) -> None:
-        self._breaker.failed(self._clock.now())
+        self._breaker.record(False, self._clock.now())
         self._reason = f"{self._folder.path}: {reason_of(error)}"
         self._degraded.note("kvstore_disk", self._reason)
-
-    def _succeeded(self) -> None:
-        if self._breaker.succeeded():
-            self._degraded.clear("kvstore_disk")
 
 
 def open_disk_tier(

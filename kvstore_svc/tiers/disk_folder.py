@@ -5,6 +5,7 @@ Knows paths. Does not know segments' contents, the index or blocks.
 
 import errno
 import fcntl
+import logging
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kvstore_svc.core.disk_record import DISK_FORMAT
 from kvstore_svc.tiers.disk_index import sync_folder
 from kvstore_svc.tiers.disk_segment import find_segments
 
+log = logging.getLogger(__name__)
 _FORMAT_LINE = "octavo block store, disk format "
 DEFAULT_CAPACITY_BYTES = 64 << 30
 _SHARE_OF_FREE = 0.5
@@ -88,18 +90,36 @@ class DiskFolder:
             )
 
     def default_capacity_bytes(self) -> int:
-        """64 GiB, or half of what is free or ours already if that is less.
+        """64 GiB, or half of what is free or ours already if that is less; never less than is ours already.
 
         Raises:
             OSError: the folder cannot be read.
         """
         ours = sum(path.stat().st_size for path, _, _ in find_segments(self.path))
         stat = os.statvfs(self.path)
-        return min(DEFAULT_CAPACITY_BYTES, int((stat.f_bavail * stat.f_frsize + ours) * _SHARE_OF_FREE))
+        free = stat.f_bavail * stat.f_frsize
+        capacity_bytes = default_capacity(free, ours)
+        if capacity_bytes == ours > 0:
+            log.warning(
+                "disk tier %s: its %d bytes of blocks are more than its share of the disk, of which %d bytes are free; it keeps"
+                " them, and does not grow; --disk-capacity-bytes makes it smaller",
+                self.path, ours, free,
+            )  # fmt: skip
+        return capacity_bytes
 
     def close(self) -> None:
         """Gives the folder back."""
         os.close(self._lock)
+
+
+def default_capacity(free_bytes: int, own_bytes: int) -> int:
+    """What the tier may take of a disk, if nobody says it. What it has it keeps.
+
+    Args:
+        free_bytes: on the disk.
+        own_bytes: of the tier's segments.
+    """
+    return max(own_bytes, min(DEFAULT_CAPACITY_BYTES, int((free_bytes + own_bytes) * _SHARE_OF_FREE)))
 
 
 def reason_of(error: OSError) -> str:

@@ -5,7 +5,7 @@ With a server that runs it talks to its store; without one it starts a store for
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,7 +18,9 @@ from rich.table import Table
 from common.errors import InvalidParameter
 from common.rpc.status import from_rpc_error
 from common.state_folder import kv_folder
+from octavo.cli.connection import Target, connect
 from octavo.cli.console import err, out, say
+from octavo.cli.kv_chain import keys_of, token_ids_of
 from octavo.cli.kv_connection import KvStore, block_store
 from octavo.cli.kv_import import import_blocks
 from octavo.cli.sizes import format_bytes
@@ -26,6 +28,7 @@ from octavo.client import DEFAULT_TARGET
 from octavo.kv_archive import ArchivedBlock, ArchiveWriter, read_archive
 from octavo.kvstore.v1 import kv_store_admin_service_pb2 as admin_pb
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
+from octavo.prompt import ChatMessage
 
 kv = typer.Typer(no_args_is_help=True, help="List, verify, export, import and drop the blocks of a block store.")
 
@@ -87,20 +90,36 @@ def verify(layout: LayoutOption = "", store: Store = "", disk_dir: DiskDir = DEF
 def export(
     file: Annotated[Path, typer.Argument(help="File to write.")],
     key: Annotated[list[str] | None, typer.Option("--key", metavar="HEX", help="A block's key; may be repeated.")] = None,
+    prompt: Annotated[str, typer.Option("--prompt", help="The blocks of this text; the server at --target tokenises it.")] = "",
+    chat: Annotated[bool, typer.Option("--chat", help="Put --prompt through the model's chat template.")] = False,
+    tokens: Annotated[str, typer.Option("--tokens", help="The blocks of these token ids, like 1,2,3.")] = "",
+    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block, of a prompt.")] = 16,
+    cache_salt: Annotated[str, typer.Option("--cache-salt", help="The salt of the requests that had this prompt.")] = "",
+    server_salt: Annotated[
+        str, typer.Option("--server-salt", envvar="OCTAVO_SCHEDULER_CACHE_SALT", help="The server's.", show_default=False)
+    ] = "",
+    target: Target = DEFAULT_TARGET,
     layout: LayoutOption = "",
     store: Store = "",
     disk_dir: DiskDir = DEFAULT_DISK_DIR,
     token: Token = "",
 ) -> None:
-    """Write blocks into a file: all of them, those of a layout, or those of the keys."""
+    """Write blocks into a file: all of them, those of a layout, of a prompt or of keys."""
     if file.exists():
         raise InvalidParameter("FILE", f"{file} exists already")
+    if sum(map(bool, (prompt, tokens, key))) > 1:
+        raise InvalidParameter("--prompt", "give one of --prompt, --tokens and --key")
     keys = [_key(text) for text in key or []]
+    token_ids = _token_ids(prompt, chat, target) if prompt else token_ids_of(tokens) if tokens else []
     part = file.with_name(file.name + ".part")
 
     async def work() -> int:
         async with block_store(store, disk_dir, token) as found:
             fingerprint = await _fingerprint(found, layout)
+            if token_ids:
+                fingerprints = {fingerprint} if fingerprint else {e.layout.fingerprint for e in await _layouts(found)}
+                salts = {"server_salt": server_salt, "cache_salt": cache_salt}
+                keys.extend(keys_of(token_ids, fingerprints or {b""}, block_size=block_size, **salts))
             request = admin_pb.ExportBlocksRequest(keys=keys, layout_fingerprint=fingerprint)
             with part.open("wb") as output, _progress("exporting", MofNCompleteColumn()) as progress:
                 writer = ArchiveWriter(output)
@@ -210,6 +229,12 @@ async def _fingerprint(store: KvStore, beginning: str) -> bytes:
     if len(found) != 1:
         raise InvalidParameter("--layout", f"{len(found)} layouts begin with {beginning!r}; see octavo kv list")
     return found[0]
+
+
+def _token_ids(prompt: str, chat: bool, target: str) -> Sequence[int]:
+    """As a server tokenises it; of one that is protected, --tokens says what it would."""
+    with connect(target, token="", tls_ca=None) as client:
+        return client.tokenize([ChatMessage("user", prompt)] if chat else prompt).token_ids
 
 
 def _key(text: str) -> bytes:

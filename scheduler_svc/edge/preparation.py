@@ -3,7 +3,7 @@
 import random
 import uuid
 
-from common.block_hash import root_key
+from common.block_hash import chain_salt, root_key
 from common.clock import Clock
 from common.errors import InvalidParameter
 from common.ids import RequestId
@@ -65,7 +65,7 @@ class Preparation:
                 min_tokens=min(stopping.min_tokens, max_tokens),
                 stop_token_ids=frozenset(stopping.stop_token_ids) | eos,
             ),
-            root_key=root_key(model.kv_fingerprint, self._root_salt(message.cache_salt)),
+            root_key=root_key(model.kv_fingerprint, chain_salt(self._salt, message.cache_salt)),
             arrival_s=arrival_s,
             n=message.n if message.HasField("n") else 1,
             queue_deadline_s=(
@@ -131,10 +131,6 @@ class Preparation:
             logit_bias=dict(wanted.logit_bias),
             num_logprobs=message.output.logprobs if message.output.HasField("logprobs") else None,
         )
-
-    def _root_salt(self, cache_salt: str) -> str:
-        # Lengths keep ("ab", "c") apart from ("a", "bc").
-        return f"{len(self._salt)}:{self._salt}{cache_salt}" if self._salt or cache_salt else ""
 
     def _decode(self, token_ids: list[int], options: pb.OutputOptions) -> str:
         assert self._text.tokenizer is not None

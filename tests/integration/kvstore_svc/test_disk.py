@@ -174,6 +174,16 @@ def test_a_full_disk_costs_nothing_but_the_tier(start_store: Callable[..., Store
     assert store.stop() == 0
 
 
+def test_what_waits_for_the_disk_is_written_before_the_store_ends(start_store: Callable[..., StoreProcess]) -> None:
+    store = start_store(*DISK, "--disk-admission-touches", "1", "--throttle", "disk=1e9:0.02")
+    with closing(store.client()) as client:
+        save(client, *range(200))  # of about 240 that may wait
+
+    restart(store)
+
+    assert look_up(store, *range(200)) == [pb.TIER_DISK] * 200
+
+
 def test_a_disk_that_cannot_be_read_costs_misses_and_nothing_else(start_store: Callable[..., StoreProcess]) -> None:
     """Reads that end too early stand for sectors that are gone."""
     store = start_store(*DISK)

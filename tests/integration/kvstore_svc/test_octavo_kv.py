@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from common.block_hash import chain_keys, chain_salt, root_key
 from octavo.cli.main import app
 from tests.integration.kvstore_svc.store_process import FINGERPRINT, StoreProcess
 from tests.integration.kvstore_svc.test_admin import persist
@@ -84,6 +85,38 @@ def test_chosen_keys_are_exported(filled: StoreProcess, tmp_path: Path) -> None:
     bad = octavo_kv(filled, "export", str(tmp_path / "x.kv"), "--key", "12")
     assert bad.exit_code == 2
     assert "--key: '12' is no key: 64 hexadecimal digits" in bad.stderr
+
+
+def test_the_blocks_of_a_prompt_are_exported(filled: StoreProcess, tmp_path: Path) -> None:
+    """Three full blocks of four tokens and the rest; the store has the first two, under a salt."""
+    keys = chain_keys(root_key(FINGERPRINT, chain_salt("", "mine")), range(14), 4)
+    with closing(filled.client()) as client:
+        assert client.save([(key, data_of(100 + i)) for i, key in enumerate(keys[:2])]).num_written == 2
+    tokens = ("--tokens", ", ".join(map(str, range(14))), "--block-size", "4")
+
+    exported = octavo_kv(filled, "export", str(tmp_path / "salted.kv"), *tokens, "--cache-salt", "mine")
+
+    assert exported.stdout.startswith("2 blocks")
+    assert octavo_kv(filled, "export", str(tmp_path / "other.kv"), *tokens).stdout.startswith("0 blocks")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tokens", "1,two"), "--tokens: '1,two' are no token ids, like 1,2,3"),
+        (("--tokens", "1,2,3"), "--block-size: the prompt has 3 tokens and fills no block of 16"),
+        (("--tokens", "1", "--prompt", "a"), "--prompt: give one of --prompt, --tokens and --key"),
+        (("--prompt", "a", "--target", "unix:/nowhere/kv.sock"), "unix:/nowhere/kv.sock"),
+    ],
+)
+def test_a_prompt_that_is_none_is_one_line(
+    filled: StoreProcess, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = octavo_kv(filled, "export", str(tmp_path / "x.kv"), *arguments)
+
+    assert result.exit_code != 0
+    assert message in " ".join(result.stderr.split())
+    assert not list(tmp_path.glob("x.kv*"))
 
 
 def test_a_block_with_wrong_bytes_is_not_imported(filled: StoreProcess, tmp_path: Path) -> None:

@@ -60,6 +60,18 @@ def test_work_that_ends_late_neither_closes_it_nor_prolongs_the_pause() -> None:
     assert breaker.begin_probe(15.0)
 
 
+def test_it_is_off_until_a_probe_is_due_and_while_one_is_under_way() -> None:
+    breaker = open_breaker()
+    assert not CircuitBreaker(MAX_FAILURES, OFF_S).is_off(0.0)
+
+    assert breaker.is_off(10.0 + OFF_S - 0.1)
+    assert not breaker.is_off(10.0 + OFF_S)
+    breaker.begin_probe(10.0 + OFF_S)
+    assert breaker.is_off(20.0)
+    breaker.end_probe(True, 20.0)
+    assert not breaker.is_off(20.0)
+
+
 def test_the_end_of_a_probe_that_never_began_is_an_error() -> None:
     with pytest.raises(ValueError, match="no probe"):
         open_breaker().end_probe(True, 20.0)

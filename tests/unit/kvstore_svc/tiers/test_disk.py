@@ -21,7 +21,7 @@ from kvstore_svc.core.block import Layout
 from kvstore_svc.core.disk_record import HEADER_BYTES, RECORD_BYTES
 from kvstore_svc.tiers.base import StoredBlock
 from kvstore_svc.tiers.disk import MAX_FAILURES, PAUSE_S, DiskTier, open_disk_tier
-from kvstore_svc.tiers.disk_folder import DiskUnavailable
+from kvstore_svc.tiers.disk_folder import DiskUnavailable, default_capacity
 from kvstore_svc.tiers.disk_segment import SegmentFile, find_segments
 
 KIB = 1024
@@ -195,6 +195,42 @@ async def test_a_flipped_bit_is_a_miss_and_costs_one_block(tmp_path: Path, is_in
     assert await have(tier, 1, 2) == [1, 2]
     tier.check_integrity()
     await tier.close()
+
+
+@pytest.mark.parametrize("is_of_this_life", [True, False])
+async def test_a_header_of_zeros_is_a_bad_block_unless_a_crash_may_have_left_it(tmp_path: Path, is_of_this_life: bool) -> None:
+    """A block that was dropped, and a crash before the index was told, look the same at the next start."""
+    tier = open_tier(tmp_path)
+    await put(tier, 1)
+    await tier.flush()
+    path, at = slot_of(tmp_path, 1)
+    if not is_of_this_life:
+        await tier.close()
+        tier = open_tier(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(at - HEADER_BYTES)
+        file.write(bytes(HEADER_BYTES))
+
+    assert await have(tier, 1) == []
+    assert tier.counts().num_bad == is_of_this_life
+    await tier.close()
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "own_bytes", "capacity_bytes"),
+    [
+        (200 << 30, 0, 64 << 30),
+        (10 << 30, 0, 5 << 30),
+        (10 << 30, 2 << 30, 6 << 30),
+        (1 << 30, 8 << 30, 8 << 30),
+        (0, 5, 5),
+        (0, 0, 0),
+    ],
+)
+def test_a_default_capacity_is_half_of_the_room_and_never_less_than_what_is_there(
+    free_bytes: int, own_bytes: int, capacity_bytes: int
+) -> None:
+    assert default_capacity(free_bytes, own_bytes) == capacity_bytes
 
 
 async def test_a_slot_that_another_block_took_never_serves_the_old_key(tmp_path: Path) -> None:
