@@ -175,7 +175,7 @@ def test_a_full_disk_costs_nothing_but_the_tier(start_store: Callable[..., Store
 
 
 def test_what_waits_for_the_disk_is_written_before_the_store_ends(start_store: Callable[..., StoreProcess]) -> None:
-    store = start_store(*DISK, "--disk-admission-touches", "1", "--throttle", "disk=1e9:0.02")
+    store = start_store(*DISK, "--disk-admission-touches", "1")
     with closing(store.client()) as client:
         save(client, *range(200))  # of about 240 that may wait
 
