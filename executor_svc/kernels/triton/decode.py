@@ -13,6 +13,7 @@ from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
 from executor_svc.kernels.triton.decode_kernel import paged_decode_kernel
 from executor_svc.kernels.triton.decode_shared import SharedParts
+from executor_svc.kernels.triton.e4m3 import is_e4m3
 from executor_svc.kernels.triton.overlap import can_overlap
 from executor_svc.kernels.triton.scores import check_heads, dot_precision, padded
 
@@ -190,6 +191,7 @@ def paged_decode(
         SHARED_ROWS=0 if shared is None else shared.rows,
         STAGES=config["stages"],
         PRECISION=dot_precision(query),
+        FP8=is_e4m3(layer_cache),
         OVERLAP=overlap,
         LETS_NEXT=can_overlap(query.device),
         num_warps=config["num_warps"],

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from executor_svc.kernels.triton.decode_shared_kernel import PLACE, add_shared_parts
+from executor_svc.kernels.triton.e4m3 import as_operand, load_exponents, power_of_two, scaled_softmax_step
 from executor_svc.kernels.triton.overlap import let_next_start, wait_for_previous
 from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, softmax_step
 
@@ -72,6 +73,7 @@ def paged_decode_kernel(
     SHARED_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    FP8: tl.constexpr,
     OVERLAP: tl.constexpr,
     LETS_NEXT: tl.constexpr,
 ):
@@ -146,6 +148,9 @@ def paged_decode_kernel(
         query_mask = (rows < GROUP)[:, None] & (dims_k < HEAD_DIM_K)[None, :]
         query_offsets = seq * query_stride + heads[:, None] * HEAD_DIM_K + dims_k[None, :]
         query = tl.load(query_ptr + query_offsets, mask=query_mask, other=0.0)
+        if FP8:
+            query, row_factors = as_operand(query)
+            row_factors *= scale
 
         if SHARED and not OVERLAP:
             first_slot, num_slots, shared_row = _place(places_ptr + seq * PLACE, (first_tile == 0) & (first_key > 0))
@@ -161,17 +166,32 @@ def paged_decode_kernel(
                 key_mask = key_mask & (dims_k < HEAD_DIM_K)[None, :]
             key_rows = blocks * key_stride + in_block * HEAD_DIM_K
             key = tl.load(key_head_ptr + key_rows[:, None] + dims_k[None, :], mask=key_mask, other=0.0)
-            scores = capped(tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale, softcap, SOFTCAP)
+            if FP8:
+                exponents = load_exponents(
+                    key_ptr, blocks, key_stride, kv_head, in_block, inside, NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM_K, BLOCK_SIZE
+                )
+                scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+                scores = capped(scores * row_factors[:, None] * power_of_two(exponents)[None, :], softcap, SOFTCAP)
+            else:
+                scores = capped(tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale, softcap, SOFTCAP)
             visible = inside
             if WINDOW:
                 visible = visible & (positions >= seq_len - window)
             scores = tl.where(visible[None, :], scores, float("-inf"))
-            weights, factor, highest, total = softmax_step(scores, highest, total)
+            if FP8:
+                exponents = load_exponents(
+                    value_ptr, blocks, value_stride, kv_head, in_block, inside, NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM_V, BLOCK_SIZE
+                )
+                weights, factor, highest, total = scaled_softmax_step(scores, exponents, highest, total)
+            else:
+                weights, factor, highest, total = softmax_step(scores, highest, total)
             value_mask = inside[:, None]
             if PADDED_V != HEAD_DIM_V:
                 value_mask = value_mask & (dims_v < HEAD_DIM_V)[None, :]
             value_rows = blocks * value_stride + in_block * HEAD_DIM_V
             value = tl.load(value_head_ptr + value_rows[:, None] + dims_v[None, :], mask=value_mask, other=0.0)
+            if FP8:
+                value = value.to(query.dtype)
             acc = acc * factor[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
             positions += TILE
             blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)

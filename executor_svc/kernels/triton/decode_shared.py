@@ -14,6 +14,7 @@ from executor_svc.core.prefix_groups import MAX_GROUPS, SHARED_MULTIPLE
 from executor_svc.kernels.batch import LayerCache, SharedPrefixes
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
 from executor_svc.kernels.triton.decode_shared_kernel import shared_prefix_kernel
+from executor_svc.kernels.triton.e4m3 import is_e4m3
 from executor_svc.kernels.triton.overlap import can_overlap
 from executor_svc.kernels.triton.scores import check_heads, dot_precision, padded
 
@@ -182,6 +183,7 @@ def attend_shared(
         SOFTCAP=softcap is not None,
         STAGES=config["stages"],
         PRECISION=dot_precision(query),
+        FP8=is_e4m3(layer_cache),
         LETS_NEXT=can_overlap(query.device),
         num_warps=config["num_warps"],
     )

@@ -16,6 +16,7 @@ kernel of the sequences' own keys adds the parts up; places says which are a seq
 import triton
 import triton.language as tl
 
+from executor_svc.kernels.triton.e4m3 import as_operand, load_exponents, power_of_two, scaled_softmax_step
 from executor_svc.kernels.triton.overlap import let_next_start
 from executor_svc.kernels.triton.scores import LOG2E, LOWEST, block_ids, capped
 
@@ -59,6 +60,7 @@ def shared_prefix_kernel(
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    FP8: tl.constexpr,
     LETS_NEXT: tl.constexpr,
 ):
     """One range of the row of tiles, for one KV head: see above; arguments as in decode_shared.py."""
@@ -110,6 +112,10 @@ def shared_prefix_kernel(
         query_offsets = (seqs * query_stride + heads * HEAD_DIM_K)[:, None] + dims_k[None, :]
         query = tl.load(query_ptr + query_offsets, mask=row_mask[:, None] & (dims_k < HEAD_DIM_K)[None, :], other=0.0)
 
+        if FP8:
+            query, row_factors = as_operand(query)
+            row_factors *= scale
+
         table_ptr = tables_ptr + tl.load(members_ptr + first_member) * tables_stride
         positions = first_tile * TILE + in_tile
         blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < tiles * TILE)
@@ -124,22 +130,37 @@ def shared_prefix_kernel(
                 key = tl.load(key_ptrs)
             else:
                 key = tl.load(key_ptrs, mask=(dims_k < HEAD_DIM_K)[None, :], other=0.0)
+            if FP8:
+                key = key.to(query.dtype)
             scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-            if SOFTCAP:
-                scores = capped(scores * scale, softcap, True)
-                highest_now = tl.maximum(highest, tl.max(scores, 1))
-                weights = tl.exp2(scores - highest_now[:, None])
+            if FP8:
+                inside = positions < tiles * TILE
+                exponents = load_exponents(
+                    key_ptr, blocks, key_stride, kv_head, in_block, inside, NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM_K, BLOCK_SIZE
+                )
+                scores = capped(scores * row_factors[:, None] * power_of_two(exponents)[None, :], softcap, SOFTCAP)
+                exponents = load_exponents(
+                    value_ptr, blocks, value_stride, kv_head, in_block, inside, NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM_V, BLOCK_SIZE
+                )
+                weights, factor, highest, total = scaled_softmax_step(scores, exponents, highest, total)
             else:
-                highest_now = tl.maximum(highest, tl.max(scores, 1) * scale_in_base_2)
-                weights = tl.exp2(scores * scale_in_base_2 - highest_now[:, None])
-            factor = tl.exp2(highest - highest_now)
-            total = total * factor + tl.sum(weights, 1)
-            highest = highest_now
+                if SOFTCAP:
+                    scores = capped(scores * scale, softcap, True)
+                    highest_now = tl.maximum(highest, tl.max(scores, 1))
+                    weights = tl.exp2(scores - highest_now[:, None])
+                else:
+                    highest_now = tl.maximum(highest, tl.max(scores, 1) * scale_in_base_2)
+                    weights = tl.exp2(scores * scale_in_base_2 - highest_now[:, None])
+                factor = tl.exp2(highest - highest_now)
+                total = total * factor + tl.sum(weights, 1)
+                highest = highest_now
             value_ptrs = value_head_ptr + (blocks * value_stride + in_block * HEAD_DIM_V)[:, None] + dims_v[None, :]
             if PADDED_V == HEAD_DIM_V:
                 value = tl.load(value_ptrs)
             else:
                 value = tl.load(value_ptrs, mask=(dims_v < HEAD_DIM_V)[None, :], other=0.0)
+            if FP8:
+                value = value.to(query.dtype)
             acc = tl.dot(weights.to(value.dtype), value, acc * factor[:, None], input_precision=PRECISION)
             positions += TILE
             blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < tiles * TILE)

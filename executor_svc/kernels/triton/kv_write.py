@@ -11,6 +11,8 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache, Rotary
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
+from executor_svc.kernels.triton.e4m3 import encoded, exponents_for, is_e4m3
+from executor_svc.kernels.triton.kv_encode import encode_kv
 from executor_svc.kernels.triton.launch import Constants, Launch
 from executor_svc.kernels.triton.overlap import let_next_start, overlap_on, wait_for_previous
 
@@ -27,12 +29,15 @@ def write_kv(key: Tensor, value: Tensor, slot_mapping: Tensor, layer_cache: Laye
         key: [num_tokens, num_kv_heads, head_dim_k]; rows may be strided, the last two dimensions are contiguous.
         value: [num_tokens, num_kv_heads, head_dim_v]; same.
         slot_mapping: int64 [num_tokens]; block_id * block_size + offset; < 0: this token is not written.
-        layer_cache: key [num_blocks, num_kv_heads, block_size, head_dim_k], value alike.
+        layer_cache: key [num_blocks, num_kv_heads, block_size, head_dim_k], value alike, of the same dtype or rows of e4m3.
     """
     num_tokens, num_kv_heads, head_dim_k = key.shape
     if num_tokens == 0:
         return
     head_dim_v = value.shape[2]
+    if is_e4m3(layer_cache):
+        encode_kv(key, value, slot_mapping, layer_cache)
+        return
     _write_kv_kernel(
         (num_tokens,),
         key,
@@ -136,6 +141,7 @@ def rope_write_kv(
             positions is not None,
             q_norm_weight is not None,
             overlap_on(qkv.device, overlap),
+            is_e4m3(layer_cache),
         ),
         qkv,
         positions if positions is not None else slot_mapping,
@@ -170,6 +176,7 @@ def _rope_constants(
     has_positions: bool,
     has_norm: bool,
     overlap: bool,
+    fp8: bool,
 ) -> Constants:
     half, rest = rotary_dim // 2, head_dim - rotary_dim
     return Constants(
@@ -187,6 +194,7 @@ def _rope_constants(
         POSITIONS=has_positions,
         NORM=has_norm,
         OVERLAP=overlap,
+        FP8=fp8,
         num_warps=num_warps,
         **({"launch_pdl": True} if overlap else {}),
     )
@@ -257,6 +265,7 @@ def _rope_write_kv_kernel(
     POSITIONS: tl.constexpr,
     NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     let_next_start(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -319,13 +328,27 @@ def _rope_write_kv_kernel(
     kv_heads = tl.where(is_value, heads - NUM_HEADS - NUM_KV_HEADS, heads - NUM_HEADS)
     in_part = (kv_heads * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
     block = slot // BLOCK_SIZE
-    key_head_ptr = key_cache_ptr + (block * key_cache_stride + in_part)[:, None]
     end_of_kept = tl.where(slot >= 0, NUM_HEADS + 2 * NUM_KV_HEADS, 0)
     key_mask = (~is_query & ~is_value & (heads < end_of_kept))[:, None]
+    value_mask = (is_value & (heads < end_of_kept))[:, None]
+    if FP8:
+        key_cache_ptr = key_cache_ptr.to(tl.pointer_type(tl.uint8))
+        value_cache_ptr = value_cache_ptr.to(tl.pointer_type(tl.uint8))
+        largest = tl.maximum(tl.max(tl.abs(turned_first), 1), tl.max(tl.abs(turned_second), 1))
+        if REST > 0:
+            largest = tl.maximum(largest, tl.max(tl.abs(others), 1))
+        exponents = exponents_for(largest)[:, None]
+        turned_first = encoded(turned_first, exponents)
+        turned_second = encoded(turned_second, exponents)
+        if REST > 0:
+            others = encoded(others, exponents)
+        of_head = (NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + kv_heads * BLOCK_SIZE + slot % BLOCK_SIZE)[:, None]
+        tl.store(key_cache_ptr + block * key_cache_stride + of_head, exponents.to(tl.uint8), mask=key_mask)
+        tl.store(value_cache_ptr + block * value_cache_stride + of_head, exponents.to(tl.uint8), mask=value_mask)
+    key_head_ptr = key_cache_ptr + (block * key_cache_stride + in_part)[:, None]
     tl.store(key_head_ptr + low[None, :], turned_first, mask=half_mask & key_mask)
     tl.store(key_head_ptr + HALF + low[None, :], turned_second, mask=half_mask & key_mask)
     value_head_ptr = value_cache_ptr + (block * value_cache_stride + in_part)[:, None]
-    value_mask = (is_value & (heads < end_of_kept))[:, None]
     tl.store(value_head_ptr + low[None, :], turned_first, mask=half_mask & value_mask)
     tl.store(value_head_ptr + HALF + low[None, :], turned_second, mask=half_mask & value_mask)
     if REST > 0:

@@ -246,7 +246,7 @@ def library_chunk(
     for start, length in pieces(num_queries, context):
         if length not in planned_pieces(num_queries):
             queries = _as_dense_heads(queries[0].transpose(0, 1))
-        keys, values = gather(layer_cache, block_table, start, length)
+        keys, values = gather(layer_cache, block_table, start, length, query.dtype)
         part, part_lse = library.attend(queries, _as_heads(keys), _as_heads(values), scale, causal=False, with_lse=True)
         join(total, total_lse, part, part_lse)
     out = total[0].transpose(0, 1)

@@ -3,23 +3,35 @@
 Knows the paged cache and log-sum-exps. Does not know who computes the parts (library.py).
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
+from executor_svc.kernels.triton.e4m3 import is_e4m3, power_of_two
 from executor_svc.kernels.triton.launch import Launch
 from executor_svc.kernels.triton.scores import LOG2E
 
 _TILE = 64
 
 
-def gather(layer_cache: LayerCache, block_table: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
-    """Keys [length, num_kv_heads, head_dim_k] and values of positions [start, start + length) of one sequence."""
+def gather(
+    layer_cache: LayerCache, block_table: Tensor, start: int, length: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Keys [length, num_kv_heads, head_dim_k] and values of positions [start, start + length) of one sequence.
+
+    Args:
+        layer_cache: as in paged_decode.
+        block_table: int32 [max_blocks] of the sequence.
+        start: first position.
+        length: how many.
+        dtype: of the result; that of the cache, unless the cache holds rows of e4m3.
+    """
     _, num_kv_heads, block_size, head_dim_v = layer_cache.value.shape
     head_dim_k = layer_cache.key.shape[3]
-    keys = layer_cache.key.new_empty(length, num_kv_heads, head_dim_k)
-    values = layer_cache.value.new_empty(length, num_kv_heads, head_dim_v)
+    keys = layer_cache.key.new_empty(length, num_kv_heads, head_dim_k, dtype=dtype)
+    values = layer_cache.value.new_empty(length, num_kv_heads, head_dim_v, dtype=dtype)
     _gather_kernel(
         (triton.cdiv(length, _TILE), num_kv_heads),
         layer_cache.key,
@@ -38,6 +50,7 @@ def gather(layer_cache: LayerCache, block_table: Tensor, start: int, length: int
         PADDED_V=triton.next_power_of_2(head_dim_v),
         BLOCK_SIZE=block_size,
         TILE=_TILE,
+        FP8=is_e4m3(layer_cache),
     )
     return keys, values
 
@@ -93,6 +106,7 @@ def _gather_kernel(
     PADDED_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -104,11 +118,19 @@ def _gather_kernel(
     dims = tl.arange(0, PADDED_K)
     mask = inside[:, None] & (dims < HEAD_DIM_K)[None, :]
     keys = tl.load(key_cache_ptr + (blocks * key_stride + in_block * HEAD_DIM_K)[:, None] + dims[None, :], mask=mask, other=0.0)
+    if FP8:
+        exponents_ptr = key_cache_ptr.to(tl.pointer_type(tl.uint8)) + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM_K
+        exponents = tl.load(exponents_ptr + blocks * key_stride + in_block, mask=inside, other=127)
+        keys = keys.to(tl.float32) * power_of_two(exponents)[:, None]
     tl.store(keys_ptr + (out_rows * HEAD_DIM_K)[:, None] + dims[None, :], keys, mask=mask)
     dims = tl.arange(0, PADDED_V)
     mask = inside[:, None] & (dims < HEAD_DIM_V)[None, :]
     value_rows = blocks * value_stride + in_block * HEAD_DIM_V
     values = tl.load(value_cache_ptr + value_rows[:, None] + dims[None, :], mask=mask, other=0.0)
+    if FP8:
+        exponents_ptr = value_cache_ptr.to(tl.pointer_type(tl.uint8)) + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM_V
+        exponents = tl.load(exponents_ptr + blocks * value_stride + in_block, mask=inside, other=127)
+        values = values.to(tl.float32) * power_of_two(exponents)[:, None]
     tl.store(values_ptr + (out_rows * HEAD_DIM_V)[:, None] + dims[None, :], values, mask=mask)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.triton.configs import Config, lookup, register_defaults
+from executor_svc.kernels.triton.e4m3 import as_operand, is_e4m3, load_exponents, power_of_two, scaled_softmax_step
 from executor_svc.kernels.triton.launch import Launch
 from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, check_heads, dot_precision, padded, softmax_step
 
@@ -126,6 +127,7 @@ def triton_prefill(
         SINKS=sinks is not None,
         STAGES=config["stages"],
         PRECISION=dot_precision(query),
+        FP8=is_e4m3(layer_cache),
         num_warps=config["num_warps"],
     )
 
@@ -170,6 +172,7 @@ def _paged_prefill_kernel(
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     program = num_programs - 1 - tl.program_id(0) // NUM_KV_HEADS
@@ -200,6 +203,9 @@ def _paged_prefill_kernel(
         query_offsets = tokens * query_stride + heads * HEAD_DIM_K
         query_mask = row_mask[:, None] & (dims_k < HEAD_DIM_K)[None, :]
         query = tl.load(query_ptr + query_offsets[:, None] + dims_k[None, :], mask=query_mask, other=0.0)
+        row_factors = tl.full([ROWS], 1.0, tl.float32)
+        if FP8:
+            query, row_factors = as_operand(query)
 
         # Keys before first_key nobody sees, before all_see everybody, from end on nobody.
         first_position = context + first_query
@@ -214,18 +220,16 @@ def _paged_prefill_kernel(
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, PADDED_V], tl.float32)
         table_ptr = tables_ptr + seq * tables_stride
-        key_head_ptr = key_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_K)
-        value_head_ptr = value_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_V)
         if not WINDOW:
             highest, total, acc = _walk(
-                query, highest, total, acc, positions, 0, all_see, end, table_ptr, key_head_ptr, value_head_ptr,
-                key_stride, value_stride, scale, softcap, window, HEAD_DIM_K, PADDED_K, HEAD_DIM_V, PADDED_V,
-                BLOCK_SIZE, TILE, False, WINDOW, SOFTCAP, STAGES, PRECISION,
+                query, row_factors, highest, total, acc, positions, 0, all_see, end, table_ptr, key_ptr, value_ptr, kv_head,
+                key_stride, value_stride, scale, softcap, window, NUM_KV_HEADS, HEAD_DIM_K, PADDED_K, HEAD_DIM_V, PADDED_V,
+                BLOCK_SIZE, TILE, False, WINDOW, SOFTCAP, STAGES, PRECISION, FP8,
             )  # fmt: skip
         highest, total, acc = _walk(
-            query, highest, total, acc, positions, all_see, end, end, table_ptr, key_head_ptr, value_head_ptr,
-            key_stride, value_stride, scale, softcap, window, HEAD_DIM_K, PADDED_K, HEAD_DIM_V, PADDED_V,
-            BLOCK_SIZE, TILE, True, WINDOW, SOFTCAP, STAGES, PRECISION,
+            query, row_factors, highest, total, acc, positions, all_see, end, end, table_ptr, key_ptr, value_ptr, kv_head,
+            key_stride, value_stride, scale, softcap, window, NUM_KV_HEADS, HEAD_DIM_K, PADDED_K, HEAD_DIM_V, PADDED_V,
+            BLOCK_SIZE, TILE, True, WINDOW, SOFTCAP, STAGES, PRECISION, FP8,
         )  # fmt: skip
 
         if SINKS:
@@ -243,6 +247,7 @@ def _paged_prefill_kernel(
 @triton.jit
 def _walk(
     query,
+    row_factors,
     highest,
     total,
     acc,
@@ -251,13 +256,15 @@ def _walk(
     last_key,
     end,
     table_ptr,
-    key_head_ptr,
-    value_head_ptr,
+    key_ptr,
+    value_ptr,
+    kv_head,
     key_stride,
     value_stride,
     scale,
     softcap,
     window,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM_K: tl.constexpr,
     PADDED_K: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -269,10 +276,13 @@ def _walk(
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     """Attends to keys [first_key, last_key), which all rows see in full unless MASKED. Keys from end on are not read."""
     dims_k = tl.arange(0, PADDED_K)
     dims_v = tl.arange(0, PADDED_V)
+    key_head_ptr = key_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_K)
+    value_head_ptr = value_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM_V)
     keys = first_key + tl.arange(0, TILE)
     blocks = block_ids(table_ptr, keys // BLOCK_SIZE, keys < end)
     for _ in tl.range(first_key, last_key, TILE, num_stages=STAGES):
@@ -287,14 +297,29 @@ def _walk(
         key_ptrs = key_head_ptr + (blocks * key_stride + in_block * HEAD_DIM_K)[:, None] + dims_k[None, :]
         value_ptrs = value_head_ptr + (blocks * value_stride + in_block * HEAD_DIM_V)[:, None] + dims_v[None, :]
         key = tl.load(key_ptrs, mask=key_mask, other=0.0)
-        scores = capped(tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale, softcap, SOFTCAP)
+        if FP8:
+            key_exponents = load_exponents(
+                key_ptr, blocks, key_stride, kv_head, in_block, inside, NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM_K, BLOCK_SIZE
+            )
+            value_exponents = load_exponents(
+                value_ptr, blocks, value_stride, kv_head, in_block, inside, NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM_V, BLOCK_SIZE
+            )
+            scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+            scores = capped(scores * (row_factors * scale)[:, None] * power_of_two(key_exponents)[None, :], softcap, SOFTCAP)
+        else:
+            scores = capped(tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale, softcap, SOFTCAP)
         if MASKED:
             visible = (keys[None, :] <= positions[:, None]) & (keys < end)[None, :]
             if WINDOW:
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
-        weights, factor, highest, total = softmax_step(scores, highest, total)
+        if FP8:
+            weights, factor, highest, total = scaled_softmax_step(scores, value_exponents, highest, total)
+        else:
+            weights, factor, highest, total = softmax_step(scores, highest, total)
         value = tl.load(value_ptrs, mask=value_mask, other=0.0)
+        if FP8:
+            value = value.to(query.dtype)
         acc = tl.dot(weights.to(value.dtype), value, acc * factor[:, None], input_precision=PRECISION)
         keys += TILE
         blocks = block_ids(table_ptr, keys // BLOCK_SIZE, keys < end)

@@ -20,7 +20,7 @@ from tests.unit.executor_svc.model.packed_steps import attend_packed
 def test_a_context_is_gathered_from_its_blocks(start: int, length: int) -> None:
     step = make_rows_step(Shape(2, 2, 24, 16, 16), [1, 200], [1, 1])
     table = step.batch.block_tables[1]
-    keys, values = gather(step.cache, table, start, length)
+    keys, values = gather(step.cache, table, start, length, torch.float32)
     positions = torch.arange(start, start + length)
     blocks, offsets = table[positions // 16].long(), positions % 16
     assert torch.equal(keys, step.cache.key[blocks, :, offsets])
