@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 
 from executor_svc.kernels.triton.decode_shared_kernel import PLACE, add_shared_parts
-from executor_svc.kernels.triton.e4m3 import as_operand, load_exponents, power_of_two, scaled_softmax_step
+from executor_svc.kernels.triton.e4m3 import (
+    as_operand,
+    halves_of,
+    load_exponents,
+    load_pairs,
+    power_of_two,
+    scaled_softmax_step,
+)
 from executor_svc.kernels.triton.overlap import let_next_start, wait_for_previous
 from executor_svc.kernels.triton.scores import LOWEST, block_ids, capped, softmax_step
 
@@ -157,6 +164,9 @@ def paged_decode_kernel(
         highest = tl.full([ROWS], LOWEST, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, PADDED_V], tl.float32)
+        if FP8:
+            acc_first = tl.zeros([ROWS, PADDED_V // 2], tl.float32)
+            acc_second = tl.zeros([ROWS, PADDED_V // 2], tl.float32)
         # Block ids are read one step ahead, so that keys and values do not wait for them.
         for _ in tl.range(first_tile, end_tile, num_stages=STAGES):
             inside = positions < seq_len
@@ -185,17 +195,25 @@ def paged_decode_kernel(
                 weights, factor, highest, total = scaled_softmax_step(scores, exponents, highest, total)
             else:
                 weights, factor, highest, total = softmax_step(scores, highest, total)
-            value_mask = inside[:, None]
-            if PADDED_V != HEAD_DIM_V:
-                value_mask = value_mask & (dims_v < HEAD_DIM_V)[None, :]
-            value_rows = blocks * value_stride + in_block * HEAD_DIM_V
-            value = tl.load(value_head_ptr + value_rows[:, None] + dims_v[None, :], mask=value_mask, other=0.0)
             if FP8:
-                value = value.to(query.dtype)
-            acc = acc * factor[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+                value_rows = blocks * value_stride + in_block * HEAD_DIM_V
+                pairs = load_pairs(value_head_ptr, value_rows, inside, HEAD_DIM_V, PADDED_V)
+                weights = weights.to(query.dtype)
+                first, second = halves_of(pairs, query.dtype)
+                acc_first = acc_first * factor[:, None] + tl.dot(weights, first, input_precision=PRECISION)
+                acc_second = acc_second * factor[:, None] + tl.dot(weights, second, input_precision=PRECISION)
+            else:
+                value_mask = inside[:, None]
+                if PADDED_V != HEAD_DIM_V:
+                    value_mask = value_mask & (dims_v < HEAD_DIM_V)[None, :]
+                value_rows = blocks * value_stride + in_block * HEAD_DIM_V
+                value = tl.load(value_head_ptr + value_rows[:, None] + dims_v[None, :], mask=value_mask, other=0.0)
+                acc = acc * factor[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
             positions += TILE
             blocks = block_ids(table_ptr, positions // BLOCK_SIZE, positions < seq_len)
 
+        if FP8:
+            acc = tl.interleave(acc_first, acc_second)
         if SHARED:
             if OVERLAP:
                 # The kernel in front computes the shared parts, and is not needed before.

@@ -11,12 +11,14 @@ two bytes into two of them in one instruction, four times less than bfloat16 tak
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 
 from executor_svc.kernels.batch import LayerCache
 from executor_svc.kernels.e4m3 import EXPONENT_RANGE
 
 LOWEST_EXPONENT = tl.constexpr(EXPONENT_RANGE[0])
 HIGHEST_EXPONENT = tl.constexpr(EXPONENT_RANGE[1])
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 def is_e4m3(layer_cache: LayerCache) -> bool:
@@ -59,21 +61,22 @@ def encoded(values, exponents):
 def load_exponents(part_ptr, blocks, stride, kv_head, in_block, inside, ROWS_BYTES: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Exponents of one head's rows, int32; those of 1 where inside is false.
 
+    Each as the word that it lies in: loads of 32 bits of a loop are staged through shared memory by the compiler, together with
+    those of keys. Narrower ones are not, and every tile would wait for them.
+
     Args:
         part_ptr: keys or values of a layer in block 0.
         blocks: int64 [tile], 0 where inside is false: what is read there is thrown away.
         stride: bytes between blocks.
         kv_head: the head.
-        in_block: [tile] of each row; neighbours as far as blocks reach.
+        in_block: [tile] of each row.
         inside: bool [tile].
         ROWS_BYTES: of all rows of the part.
         BLOCK_SIZE: of a block.
     """
-    ptrs = part_ptr.to(tl.pointer_type(tl.uint8)) + ROWS_BYTES + kv_head * BLOCK_SIZE + (blocks * stride + in_block)
-    if BLOCK_SIZE % 16 == 0:
-        # Tiles begin at blocks, or at multiples of 16 within them. Said so, exponents travel as wide as keys, and as early.
-        ptrs = tl.max_contiguous(tl.multiple_of(ptrs, 16), 16)
-    return tl.where(inside, tl.load(ptrs).to(tl.int32), 127)
+    in_part = ROWS_BYTES + kv_head * BLOCK_SIZE + in_block
+    words = tl.load(part_ptr.to(tl.pointer_type(tl.int32)) + (blocks * (stride // 4) + in_part // 4))
+    return tl.where(inside, (words >> (in_part % 4 * 8)) & 0xFF, 127)
 
 
 @triton.jit
@@ -86,6 +89,54 @@ def as_operand(query):
     powers = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True) >> 23
     powers = tl.minimum(tl.maximum(powers, 1), 253)
     return (wide * power_of_two(254 - powers)[:, None]).to(tl.float16), power_of_two(powers)
+
+
+@triton.jit
+def load_pairs(part_ptr, rows, inside, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
+    """Rows of e4m3 as pairs of neighbours, uint16 [tile, PADDED // 2], zeros where inside is false.
+
+    The second operand of a product has to be turned on its way out of shared memory, which the hardware does for elements of 16
+    bits, and the compiler byte by byte for those of 8. So it is turned in pairs: see halves_of.
+
+    Args:
+        part_ptr: a head's rows in block 0.
+        rows: int64 [tile], where in bytes each begins.
+        inside: bool [tile].
+        HEAD_DIM: even.
+        PADDED: at least HEAD_DIM.
+    """
+    pairs = tl.arange(0, PADDED // 2)
+    mask = inside[:, None]
+    if PADDED != HEAD_DIM:
+        mask = mask & (pairs < HEAD_DIM // 2)[None, :]
+    starts = rows // 2
+    if HEAD_DIM % 16 == 0:
+        starts = tl.multiple_of(starts, 8)
+    return tl.load(part_ptr.to(tl.pointer_type(tl.uint16)) + starts[:, None] + pairs[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def halves_of(pairs, dtype: tl.constexpr):
+    """The first of each pair, and the second, as dtype."""
+    if INTERPRETED or dtype != tl.float16:
+        first = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+        return first, (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    # Two pairs lie in a register: one permutation of its bytes and two conversions, instead of the compiler's eight instructions.
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 bytes;
+        .reg .b16 first, second;
+        prmt.b32 bytes, $2, 0, 0x3120;
+        mov.b32 {first, second}, bytes;
+        cvt.rn.f16x2.e4m3x2 $0, first;
+        cvt.rn.f16x2.e4m3x2 $1, second;
+        }""",
+        "=r,=r,r",
+        [pairs],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
