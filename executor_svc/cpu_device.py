@@ -32,6 +32,8 @@ class CpuDevice:
             raise StartupError("backend: triton needs a GPU; a CPU has cpu and torch")
         if settings.dtype == "float16":
             raise StartupError("dtype: float16 needs a GPU; a CPU computes float32 and bfloat16")
+        if settings.kv_dtype != "auto":
+            raise StartupError(f"kv_dtype: {settings.kv_dtype} needs a GPU; a CPU keeps KV as --dtype says")
         self.torch_device = torch.device("cpu")
         self.backend = _backend(settings)
         self.rewrites: Rewrites = cpu_rewrites if settings.rewrites else no_rewrites

@@ -13,6 +13,7 @@ from common.ids import BlockId, SeqId
 from executor_svc.core.plan import BatchLimits, Chunk, NewSequence, StepPlan
 from executor_svc.core.sampling import SamplingParams
 from executor_svc.kernels.backend import Backend
+from executor_svc.kernels.layout import KvLayout
 from executor_svc.model.load import LoadedModel, Rewrites
 from executor_svc.runner import StepRunner
 from executor_svc.transfer import BlockMemory
@@ -47,6 +48,8 @@ class Pool(Protocol):
 
     num_blocks: int
     block_size: int
+    dtype: torch.dtype
+    layout: KvLayout
     block_bytes: int
     num_bytes: int
 

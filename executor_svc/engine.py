@@ -16,6 +16,7 @@ from common.rpc.address import Address
 from common.rpc.channel import ChannelSecurity
 from executor_svc.clients.kvstore import BlockStoreClient
 from executor_svc.device import Device, Phases, Pool
+from executor_svc.kernels.e4m3 import dtype_name
 from executor_svc.model.load import LoadedModel, load_model
 from executor_svc.runner import StepRunner
 from executor_svc.settings import ExecutorSettings
@@ -81,7 +82,7 @@ def build_engine(
         {
             **model.fingerprint_parts,
             "block_size": str(pool.block_size),
-            "layout": f"{KV_LAYOUT_VERSION} {backend.kv_layout_version} {pool.block_bytes}",
+            "layout": f"{KV_LAYOUT_VERSION} {pool.layout.version} {pool.block_bytes}",
         }
     )
     store = _connect_store(settings, fingerprint, pool, started.blocks)
@@ -91,6 +92,7 @@ def build_engine(
         model=public_name(settings.model_name or folder_name(folder)),
         backend=backend.name,
         dtype=str(model.dtype).removeprefix("torch."),
+        kv_dtype=dtype_name(pool.dtype),
         kv_fingerprint=fingerprint,
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
@@ -106,7 +108,7 @@ def build_engine(
     )
     progress(
         f"ready: {info.dtype} on {info.backend}, {started.description}, {pool.num_blocks} blocks of "
-        f"{pool.block_size} tokens ({pool.num_bytes >> 20} MiB); "
+        f"{pool.block_size} tokens in {info.kv_dtype} ({pool.num_bytes >> 20} MiB); "
         + ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in info.startup_phases)
     )
     return Engine(started.runner, pool, started.blocks, store, info)

@@ -31,7 +31,12 @@ class ExecutorSettings(ServiceSettings):
     cache_dir: Path = Field(default_factory=default_cache_dir, description="where converted models are kept")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="what computes; auto: an NVIDIA GPU if there is one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights and KV; auto: float32 on a CPU, on a GPU the model's own if it has 16 bits, else bfloat16"
+        "auto",
+        description="of weights, and of KV unless kv_dtype says otherwise; auto: float32 on a CPU, on a GPU the model's own if "
+        "it has 16 bits, else bfloat16",
+    )
+    kv_dtype: Literal["auto", "fp8_e4m3"] = Field(
+        "auto", description="of the KV pool; auto: dtype; fp8_e4m3: a byte per value, on a GPU of compute capability 8.9 or more"
     )
     quantization: Literal["none", "int8"] = Field("none", description="int8: linear weights in 8 bits, activations as they are")
     load_format: Literal["auto", "random"] = Field("auto", description="random: weights of the config's shape, for benchmarks")

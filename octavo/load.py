@@ -48,6 +48,7 @@ class ExecutorLoad:
         kv_waste_ratio: slots of used blocks that hold no token, as a share of all slots of used blocks.
         step_s: length of a step, lately.
         idle_ratio: share of the time without a step.
+        kv_dtype: of keys and values in the device pool.
     """
 
     executor_id: str
@@ -65,6 +66,7 @@ class ExecutorLoad:
     step_s: float
     idle_ratio: float
     num_preemptions: int
+    kv_dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class ExecutorStatus:
     memory_bytes: Mapping[str, int]
     kv_transport: str
     kv_transport_reason: str
+    kv_dtype: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def _executor_status(driver: ExecutorDriver) -> pb.ExecutorStatus:
     if (info := driver.info) is not None:
         status.executor_id, status.model, status.backend, status.dtype = info.executor_id, info.model, info.backend, info.dtype
         status.num_blocks, status.block_size, status.block_bytes = info.num_blocks, info.block_size, info.block_bytes
+        status.kv_dtype = info.kv_dtype
         status.memory_bytes.update(info.memory_bytes)
         status.kv_transport, status.kv_transport_reason = info.kv_transport, info.kv_transport_reason
     return status

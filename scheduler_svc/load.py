@@ -79,4 +79,5 @@ def _executor_load(driver: ExecutorDriver, stats: SchedulerStats) -> pb.Executor
         step_s=totals.busy_s / totals.num_steps if totals.num_steps else 0.0,
         idle_ratio=totals.idle_s / (totals.idle_s + totals.busy_s) if totals.num_steps else 0.0,
         num_preemptions=stats.num_preemptions,
+        kv_dtype=driver.info.kv_dtype if driver.info is not None else "",
     )

@@ -24,7 +24,8 @@ from executor_svc.cuda.sampler import Draw, TokenEnds, TorchTokens, draw_on_host
 from executor_svc.cuda.stream import CudaStream
 from executor_svc.device import Phases, Started, run_steps, warm_up
 from executor_svc.kernels.backend import Backend
-from executor_svc.kernels.layout import layout_of
+from executor_svc.kernels.e4m3 import E4M3
+from executor_svc.kernels.layout import ROWS_OF_E4M3, layout_of
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 from executor_svc.kvcache.pool import block_bytes
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 DEFAULT_BATCHED_TOKENS = 8192
 _DEFAULT_NUM_SEQS = {0: 256, 64 << 30: 1024}
 """By the memory that a GPU has at least, bytes: graphs of many sequences hold many logits."""
+_FP8_CAPABILITY = 8, 9
+"""The first architecture that converts e4m3 in hardware."""
 _SWITCH_INTERVAL_S = 2e-4
 _MAX_CHECKSUM_THREADS = 12
 """One does about 10 GB/s; together they must keep up with the link."""
@@ -61,6 +64,7 @@ class CudaDevice:
         if settings.backend == "cpu":
             raise StartupError("backend: cpu does not run on a GPU; use --device cpu or another backend")
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        check_kv_dtype(settings, torch.cuda.get_device_capability(self.torch_device))
         self._max_num_seqs = settings.max_num_seqs or _default_num_seqs(torch.cuda.mem_get_info(self.torch_device)[1])
         self.backend, self._tokens, self._draw = _kernels(settings, self._max_num_seqs, self.torch_device)
         self.rewrites: Rewrites = rewrite_for_cuda if settings.rewrites else no_rewrites
@@ -71,7 +75,7 @@ class CudaDevice:
         """See Device."""
         settings = self._settings
         stream = CudaStream(self.torch_device)
-        bytes_per_block = block_bytes(model.layer_specs, settings.block_size, model.dtype)
+        bytes_per_block = block_bytes(model.layer_specs, settings.block_size, self._kv_dtype(model))
         with phases.timed("dry_run"):
             memory = self._dry_run(model, stream)
         with phases.timed("kv_pool"):
@@ -127,8 +131,12 @@ class CudaDevice:
         )
 
     def _pool(self, model: LoadedModel, num_blocks: int) -> CudaKvPool:
-        layout = layout_of(self.backend.kv_layout_version)
-        return CudaKvPool(model.layer_specs, num_blocks, self._settings.block_size, model.dtype, layout, self.torch_device)
+        dtype = self._kv_dtype(model)
+        layout = ROWS_OF_E4M3 if dtype == E4M3 else layout_of(self.backend.kv_layout_version)
+        return CudaKvPool(model.layer_specs, num_blocks, self._settings.block_size, dtype, layout, self.torch_device)
+
+    def _kv_dtype(self, model: LoadedModel) -> torch.dtype:
+        return E4M3 if self._settings.kv_dtype == "fp8_e4m3" else model.dtype
 
     def _blocks(self, pool: CudaKvPool, steps: CudaStream) -> CudaBlocks:
         slabs = PinnedSlabs(CudaRegistrar(self.torch_device), self._degraded)
@@ -231,6 +239,21 @@ class CudaDevice:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         run_steps(runner, [step])
         return max(0, torch.cuda.max_memory_reserved(self.torch_device) - before)
+
+
+def check_kv_dtype(settings: ExecutorSettings, capability: tuple[int, int]) -> None:
+    """Raises StartupError when the settings ask for a KV pool that this device, or its kernels, cannot read."""
+    if settings.kv_dtype == "auto":
+        return
+    if settings.backend == "torch":
+        raise StartupError(
+            f"kv_dtype: the torch backend does not read {settings.kv_dtype}; use --backend triton or --kv-dtype auto"
+        )
+    if capability < _FP8_CAPABILITY:
+        raise StartupError(
+            f"kv_dtype: {settings.kv_dtype} needs a GPU of compute capability {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]} or more, "
+            f"this one has {capability[0]}.{capability[1]}; use --kv-dtype auto"
+        )
 
 
 def _default_num_seqs(total_bytes: int) -> int:

@@ -20,6 +20,11 @@ EXPONENT_RANGE = (BIAS - 60, BIAS + 60)
 """Values of less than 2 ** -70 become zero, those of more than 448 * 2 ** 60 become that."""
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype of keys and values as settings and info name it."""
+    return "fp8_e4m3" if dtype == E4M3 else str(dtype).removeprefix("torch.")
+
+
 def row_bytes(head_dim: int, dtype: torch.dtype) -> int:
     """Bytes of one key or value in a block, its exponent included if it is e4m3."""
     return head_dim * dtype.itemsize + (1 if dtype == E4M3 else 0)

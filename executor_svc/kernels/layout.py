@@ -29,7 +29,9 @@ class KvLayout:
 
 KEYS_AS_COLUMNS = KvLayout("k-hds.v-hsd/1", keys_are_rows=False)
 KEYS_AS_ROWS = KvLayout("k-hsd.v-hsd/1", keys_are_rows=True)
-_LAYOUTS = {layout.version: layout for layout in (KEYS_AS_COLUMNS, KEYS_AS_ROWS)}
+ROWS_OF_E4M3 = KvLayout("k-hsd.v-hsd.e4m3/1", keys_are_rows=True)
+"""Rows of e4m3, and behind them their exponents: kernels/e4m3.py."""
+_LAYOUTS = {layout.version: layout for layout in (KEYS_AS_COLUMNS, KEYS_AS_ROWS, ROWS_OF_E4M3)}
 
 
 def layout_of(version: str) -> KvLayout:

@@ -18,7 +18,7 @@ class CudaKvPool:
     """KV of num_blocks blocks. All bytes are zero at the start.
 
     Attributes:
-        num_blocks, block_size, dtype: as given.
+        num_blocks, block_size, dtype, layout: as given.
         blocks: uint8 [num_blocks, block_bytes].
         block_bytes: of one block, all layers.
         layer_caches: one per layer of layers, in their order.
@@ -40,7 +40,7 @@ class CudaKvPool:
             layers: their number of heads and head sizes may all differ.
             num_blocks: at least one.
             block_size: tokens per block.
-            dtype: of keys and values.
+            dtype: of keys and values; e4m3 with the layout ROWS_OF_E4M3.
             layout: of a layer's part of a block.
             device: whose memory it is.
 
@@ -50,6 +50,7 @@ class CudaKvPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
+        self.layout = layout
         self.block_bytes = block_bytes(layers, block_size, dtype)
         self.num_bytes = num_blocks * self.block_bytes
         try:

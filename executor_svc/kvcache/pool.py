@@ -5,6 +5,8 @@ Knows shapes and bytes. Does not know who owns which block (the scheduler does),
 
     | K of layer 0 | pad | V of layer 0 | pad | K of layer 1 | pad | ... | pad |     pads: parts start at multiples of 64 bytes,
     0                                                            block_bytes         a block is a multiple of 4,096 bytes
+
+Of a pool of e4m3 each part has the exponents of its rows behind them: kernels/e4m3.py.
 """
 
 import logging
@@ -19,6 +21,7 @@ from common.errors import StartupError
 from common.ids import BlockId
 from common.shm.slab import Slab
 from executor_svc.kernels.batch import LayerCache
+from executor_svc.kernels.e4m3 import row_bytes
 from executor_svc.kernels.layout import KEYS_AS_COLUMNS, KvLayout
 from executor_svc.kvcache.copy_threads import CopyThreads
 from executor_svc.kvcache.host_buffers import HostBuffers
@@ -86,7 +89,7 @@ class KvPool:
     """KV of num_blocks blocks on the CPU. All bytes are zero at the start, and their memory is taken at once.
 
     Attributes:
-        num_blocks, block_size, dtype: as given.
+        num_blocks, block_size, dtype, layout: as given.
         block_bytes: of one block, all layers.
         layer_caches: one per layer of layers, in their order.
         num_bytes: of the whole pool.
@@ -115,6 +118,7 @@ class KvPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
+        self.layout = layout
         self.block_bytes = block_bytes(layers, block_size, dtype)
         self.num_bytes = num_blocks * self.block_bytes
         try:
@@ -191,7 +195,7 @@ def _part_offsets(layers: Sequence[KvShape], block_size: int, dtype: torch.dtype
     for spec in layers:
         for head_dim in (spec.head_dim_k, spec.head_dim_v):
             offsets.append(end)
-            end += _round_up(spec.num_kv_heads * head_dim * block_size * dtype.itemsize, PART_ALIGNMENT)
+            end += _round_up(spec.num_kv_heads * block_size * row_bytes(head_dim, dtype), PART_ALIGNMENT)
     return [*offsets, _round_up(end, BLOCK_ALIGNMENT)]
 
 

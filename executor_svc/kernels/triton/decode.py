@@ -20,6 +20,8 @@ from executor_svc.kernels.triton.scores import check_heads, dot_precision, padde
 KERNEL = "paged_decode"
 OWN_KERNEL = "paged_decode_own"
 """The same where what sequences share has been read before: each has few keys left."""
+KERNEL_OF_E4M3 = "paged_decode_e4m3"
+"""As the first over a cache of e4m3: half the bytes, and twice the instructions for each."""
 MAX_PROGRAMS_PER_SM = 8
 
 # tile: keys per step; stages: tiles in flight, this one included; programs_per_sm: how many ranges the row is cut into.
@@ -30,6 +32,15 @@ register_defaults(
         86: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
         90: {"tile": 64, "num_warps": 2, "stages": 3, "programs_per_sm": 2},
         120: {"tile": 32, "num_warps": 4, "stages": 3, "programs_per_sm": 2},
+    },
+)
+
+register_defaults(
+    KERNEL_OF_E4M3,
+    {
+        89: {"tile": 32, "num_warps": 2, "stages": 3, "programs_per_sm": 4},
+        90: {"tile": 64, "num_warps": 2, "stages": 3, "programs_per_sm": 4},
+        120: {"tile": 32, "num_warps": 2, "stages": 3, "programs_per_sm": 4},
     },
 )
 
@@ -74,8 +85,9 @@ def num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def decode_config(query: Tensor, layer_cache: LayerCache, kernel: str = KERNEL) -> Config:
+def decode_config(query: Tensor, layer_cache: LayerCache, *, shared: bool = False) -> Config:
     """The configuration that paged_decode uses."""
+    kernel = OWN_KERNEL if shared else KERNEL_OF_E4M3 if is_e4m3(layer_cache) else KERNEL
     return lookup(
         kernel,
         {
@@ -142,7 +154,7 @@ def paged_decode(
     overlap = overlap or (shared is not None and shared.overlap)
     group = num_heads // num_kv_heads
     few_rows = triton.next_power_of_2(group)
-    config = config or decode_config(query, layer_cache, KERNEL if shared is None else OWN_KERNEL)
+    config = config or decode_config(query, layer_cache, shared=shared is not None)
     # Elements of 4 bytes take twice the memory per tile.
     tile = config["tile"] if query.element_size() == 2 else max(16, config["tile"] // 2)
     in_registers = min(4096, 1024 * config["num_warps"]) if shared is not None else 4096

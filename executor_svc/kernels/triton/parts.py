@@ -16,9 +16,7 @@ from executor_svc.kernels.triton.scores import LOG2E
 _TILE = 64
 
 
-def gather(
-    layer_cache: LayerCache, block_table: Tensor, start: int, length: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def gather(layer_cache: LayerCache, block_table: Tensor, start: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Keys [length, num_kv_heads, head_dim_k] and values of positions [start, start + length) of one sequence.
 
     Args:

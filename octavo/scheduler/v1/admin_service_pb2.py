@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'octavo/scheduler/v1/admin_service.proto\x12\x13octavo.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\"\x16\n\x14GetServerInfoRequest\"\xa4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12J\n\x08settings\x18\x03 \x03(\x0b\x32\x38.octavo.scheduler.v1.GetServerInfoResponse.SettingsEntry\x12\x36\n\texecutors\x18\x04 \x03(\x0b\x32#.octavo.scheduler.v1.ExecutorStatus\x12\x33\n\x07kvstore\x18\x05 \x01(\x0b\x32\".octavo.scheduler.v1.KvStoreStatus\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe8\x02\n\x0e\x45xecutorStatus\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\t \x01(\x04\x12J\n\x0cmemory_bytes\x18\n \x03(\x0b\x32\x34.octavo.scheduler.v1.ExecutorStatus.MemoryBytesEntry\x12\x14\n\x0ckv_transport\x18\x0b \x01(\t\x12\x1b\n\x13kv_transport_reason\x18\x0c \x01(\t\x1a\x32\n\x10MemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"q\n\rKvStoreStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12,\n\x05tiers\x18\x04 \x03(\x0b\x32\x1d.octavo.scheduler.v1.TierLoad\"\x10\n\x0eGetLoadRequest\":\n\x0fGetLoadResponse\x12\'\n\x04load\x18\x01 \x01(\x0b\x32\x19.octavo.scheduler.v1.Load\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"<\n\x11WatchLoadResponse\x12\'\n\x04load\x18\x01 \x01(\x0b\x32\x19.octavo.scheduler.v1.Load\"\xb1\x05\n\x04Load\x12\x10\n\x08uptime_s\x18\x01 \x01(\x01\x12\x1c\n\x14num_waiting_requests\x18\x02 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x03 \x01(\r\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\r\x12\x1d\n\x15num_finished_requests\x18\x05 \x01(\x04\x12\x1b\n\x13num_failed_requests\x18\x06 \x01(\x04\x12\x1e\n\x16num_cancelled_requests\x18\x07 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\t \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\n \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0b \x01(\x04\x12\x1c\n\x14num_discarded_tokens\x18\x0c \x01(\x04\x12\x34\n\texecutors\x18\r \x03(\x0b\x32!.octavo.scheduler.v1.ExecutorLoad\x12,\n\x05tiers\x18\x0e \x03(\x0b\x32\x1d.octavo.scheduler.v1.TierLoad\x12\x39\n\x08\x64\x65graded\x18\x0f \x03(\x0b\x32\'.octavo.scheduler.v1.Load.DegradedEntry\x12P\n\x15\x63\x61\x63hed_tokens_by_tier\x18\x10 \x03(\x0b\x32\x31.octavo.scheduler.v1.Load.CachedTokensByTierEntry\x1a/\n\rDegradedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x39\n\x17\x43\x61\x63hedTokensByTierEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xec\x02\n\x0c\x45xecutorLoad\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1d\n\x15num_running_sequences\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x05 \x01(\r\x12\x19\n\x11num_shared_blocks\x18\x06 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x07 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x08 \x01(\r\x12\x18\n\x10largest_free_run\x18\t \x01(\r\x12\x17\n\x0fmean_run_length\x18\n \x01(\x01\x12\x16\n\x0ekv_waste_ratio\x18\x0b \x01(\x01\x12\x11\n\tnum_steps\x18\x0c \x01(\x04\x12\x0e\n\x06step_s\x18\r \x01(\x01\x12\x12\n\nidle_ratio\x18\x0e \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x0f \x01(\x04\"\xda\x02\n\x08TierLoad\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x12\n\nnum_blocks\x18\x04 \x01(\x04\x12\x10\n\x08num_hits\x18\x05 \x01(\x04\x12\x12\n\nnum_misses\x18\x06 \x01(\x04\x12\x15\n\rnum_evictions\x18\x07 \x01(\x04\x12\x1b\n\x13num_verify_failures\x18\x08 \x01(\x04\x12\x14\n\x0cnum_timeouts\x18\t \x01(\x04\x12\x12\n\nread_bytes\x18\n \x01(\x04\x12\x0e\n\x06read_s\x18\x0b \x01(\x01\x12\x16\n\x0eread_latency_s\x18\x0c \x01(\x01\x12\x18\n\x10load_bytes_per_s\x18\r \x01(\x01\x12\x1e\n\x16largest_free_run_bytes\x18\x0e \x01(\x04\x12\x1a\n\x12unavailable_reason\x18\x14 \x01(\t\"*\n\x11\x46lushCacheRequest\x12\x15\n\rinclude_store\x18\x01 \x01(\x08\"I\n\x12\x46lushCacheResponse\x12\x19\n\x11num_device_blocks\x18\x01 \x01(\r\x12\x18\n\x10num_store_blocks\x18\x02 \x01(\x04\x32\x89\x03\n\x0c\x41\x64minService\x12\x66\n\rGetServerInfo\x12).octavo.scheduler.v1.GetServerInfoRequest\x1a*.octavo.scheduler.v1.GetServerInfoResponse\x12T\n\x07GetLoad\x12#.octavo.scheduler.v1.GetLoadRequest\x1a$.octavo.scheduler.v1.GetLoadResponse\x12\\\n\tWatchLoad\x12%.octavo.scheduler.v1.WatchLoadRequest\x1a&.octavo.scheduler.v1.WatchLoadResponse0\x01\x12]\n\nFlushCache\x12&.octavo.scheduler.v1.FlushCacheRequest\x1a\'.octavo.scheduler.v1.FlushCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'octavo/scheduler/v1/admin_service.proto\x12\x13octavo.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\"\x16\n\x14GetServerInfoRequest\"\xa4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12J\n\x08settings\x18\x03 \x03(\x0b\x32\x38.octavo.scheduler.v1.GetServerInfoResponse.SettingsEntry\x12\x36\n\texecutors\x18\x04 \x03(\x0b\x32#.octavo.scheduler.v1.ExecutorStatus\x12\x33\n\x07kvstore\x18\x05 \x01(\x0b\x32\".octavo.scheduler.v1.KvStoreStatus\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfa\x02\n\x0e\x45xecutorStatus\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\t \x01(\x04\x12J\n\x0cmemory_bytes\x18\n \x03(\x0b\x32\x34.octavo.scheduler.v1.ExecutorStatus.MemoryBytesEntry\x12\x14\n\x0ckv_transport\x18\x0b \x01(\t\x12\x1b\n\x13kv_transport_reason\x18\x0c \x01(\t\x12\x10\n\x08kv_dtype\x18\r \x01(\t\x1a\x32\n\x10MemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"q\n\rKvStoreStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12,\n\x05tiers\x18\x04 \x03(\x0b\x32\x1d.octavo.scheduler.v1.TierLoad\"\x10\n\x0eGetLoadRequest\":\n\x0fGetLoadResponse\x12\'\n\x04load\x18\x01 \x01(\x0b\x32\x19.octavo.scheduler.v1.Load\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"<\n\x11WatchLoadResponse\x12\'\n\x04load\x18\x01 \x01(\x0b\x32\x19.octavo.scheduler.v1.Load\"\xb1\x05\n\x04Load\x12\x10\n\x08uptime_s\x18\x01 \x01(\x01\x12\x1c\n\x14num_waiting_requests\x18\x02 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x03 \x01(\r\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\r\x12\x1d\n\x15num_finished_requests\x18\x05 \x01(\x04\x12\x1b\n\x13num_failed_requests\x18\x06 \x01(\x04\x12\x1e\n\x16num_cancelled_requests\x18\x07 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\t \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\n \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0b \x01(\x04\x12\x1c\n\x14num_discarded_tokens\x18\x0c \x01(\x04\x12\x34\n\texecutors\x18\r \x03(\x0b\x32!.octavo.scheduler.v1.ExecutorLoad\x12,\n\x05tiers\x18\x0e \x03(\x0b\x32\x1d.octavo.scheduler.v1.TierLoad\x12\x39\n\x08\x64\x65graded\x18\x0f \x03(\x0b\x32\'.octavo.scheduler.v1.Load.DegradedEntry\x12P\n\x15\x63\x61\x63hed_tokens_by_tier\x18\x10 \x03(\x0b\x32\x31.octavo.scheduler.v1.Load.CachedTokensByTierEntry\x1a/\n\rDegradedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x39\n\x17\x43\x61\x63hedTokensByTierEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xfe\x02\n\x0c\x45xecutorLoad\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1d\n\x15num_running_sequences\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x05 \x01(\r\x12\x19\n\x11num_shared_blocks\x18\x06 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x07 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x08 \x01(\r\x12\x18\n\x10largest_free_run\x18\t \x01(\r\x12\x17\n\x0fmean_run_length\x18\n \x01(\x01\x12\x16\n\x0ekv_waste_ratio\x18\x0b \x01(\x01\x12\x11\n\tnum_steps\x18\x0c \x01(\x04\x12\x0e\n\x06step_s\x18\r \x01(\x01\x12\x12\n\nidle_ratio\x18\x0e \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x0f \x01(\x04\x12\x10\n\x08kv_dtype\x18\x10 \x01(\t\"\xda\x02\n\x08TierLoad\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x12\n\nnum_blocks\x18\x04 \x01(\x04\x12\x10\n\x08num_hits\x18\x05 \x01(\x04\x12\x12\n\nnum_misses\x18\x06 \x01(\x04\x12\x15\n\rnum_evictions\x18\x07 \x01(\x04\x12\x1b\n\x13num_verify_failures\x18\x08 \x01(\x04\x12\x14\n\x0cnum_timeouts\x18\t \x01(\x04\x12\x12\n\nread_bytes\x18\n \x01(\x04\x12\x0e\n\x06read_s\x18\x0b \x01(\x01\x12\x16\n\x0eread_latency_s\x18\x0c \x01(\x01\x12\x18\n\x10load_bytes_per_s\x18\r \x01(\x01\x12\x1e\n\x16largest_free_run_bytes\x18\x0e \x01(\x04\x12\x1a\n\x12unavailable_reason\x18\x14 \x01(\t\"*\n\x11\x46lushCacheRequest\x12\x15\n\rinclude_store\x18\x01 \x01(\x08\"I\n\x12\x46lushCacheResponse\x12\x19\n\x11num_device_blocks\x18\x01 \x01(\r\x12\x18\n\x10num_store_blocks\x18\x02 \x01(\x04\x32\x89\x03\n\x0c\x41\x64minService\x12\x66\n\rGetServerInfo\x12).octavo.scheduler.v1.GetServerInfoRequest\x1a*.octavo.scheduler.v1.GetServerInfoResponse\x12T\n\x07GetLoad\x12#.octavo.scheduler.v1.GetLoadRequest\x1a$.octavo.scheduler.v1.GetLoadResponse\x12\\\n\tWatchLoad\x12%.octavo.scheduler.v1.WatchLoadRequest\x1a&.octavo.scheduler.v1.WatchLoadResponse0\x01\x12]\n\nFlushCache\x12&.octavo.scheduler.v1.FlushCacheRequest\x1a\'.octavo.scheduler.v1.FlushCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,33 +47,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFORESPONSE_SETTINGSENTRY']._serialized_start=366
   _globals['_GETSERVERINFORESPONSE_SETTINGSENTRY']._serialized_end=413
   _globals['_EXECUTORSTATUS']._serialized_start=416
-  _globals['_EXECUTORSTATUS']._serialized_end=776
-  _globals['_EXECUTORSTATUS_MEMORYBYTESENTRY']._serialized_start=726
-  _globals['_EXECUTORSTATUS_MEMORYBYTESENTRY']._serialized_end=776
-  _globals['_KVSTORESTATUS']._serialized_start=778
-  _globals['_KVSTORESTATUS']._serialized_end=891
-  _globals['_GETLOADREQUEST']._serialized_start=893
-  _globals['_GETLOADREQUEST']._serialized_end=909
-  _globals['_GETLOADRESPONSE']._serialized_start=911
-  _globals['_GETLOADRESPONSE']._serialized_end=969
-  _globals['_WATCHLOADREQUEST']._serialized_start=971
-  _globals['_WATCHLOADREQUEST']._serialized_end=1034
-  _globals['_WATCHLOADRESPONSE']._serialized_start=1036
-  _globals['_WATCHLOADRESPONSE']._serialized_end=1096
-  _globals['_LOAD']._serialized_start=1099
-  _globals['_LOAD']._serialized_end=1788
-  _globals['_LOAD_DEGRADEDENTRY']._serialized_start=1682
-  _globals['_LOAD_DEGRADEDENTRY']._serialized_end=1729
-  _globals['_LOAD_CACHEDTOKENSBYTIERENTRY']._serialized_start=1731
-  _globals['_LOAD_CACHEDTOKENSBYTIERENTRY']._serialized_end=1788
-  _globals['_EXECUTORLOAD']._serialized_start=1791
-  _globals['_EXECUTORLOAD']._serialized_end=2155
-  _globals['_TIERLOAD']._serialized_start=2158
-  _globals['_TIERLOAD']._serialized_end=2504
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=2506
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=2548
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=2550
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=2623
-  _globals['_ADMINSERVICE']._serialized_start=2626
-  _globals['_ADMINSERVICE']._serialized_end=3019
+  _globals['_EXECUTORSTATUS']._serialized_end=794
+  _globals['_EXECUTORSTATUS_MEMORYBYTESENTRY']._serialized_start=744
+  _globals['_EXECUTORSTATUS_MEMORYBYTESENTRY']._serialized_end=794
+  _globals['_KVSTORESTATUS']._serialized_start=796
+  _globals['_KVSTORESTATUS']._serialized_end=909
+  _globals['_GETLOADREQUEST']._serialized_start=911
+  _globals['_GETLOADREQUEST']._serialized_end=927
+  _globals['_GETLOADRESPONSE']._serialized_start=929
+  _globals['_GETLOADRESPONSE']._serialized_end=987
+  _globals['_WATCHLOADREQUEST']._serialized_start=989
+  _globals['_WATCHLOADREQUEST']._serialized_end=1052
+  _globals['_WATCHLOADRESPONSE']._serialized_start=1054
+  _globals['_WATCHLOADRESPONSE']._serialized_end=1114
+  _globals['_LOAD']._serialized_start=1117
+  _globals['_LOAD']._serialized_end=1806
+  _globals['_LOAD_DEGRADEDENTRY']._serialized_start=1700
+  _globals['_LOAD_DEGRADEDENTRY']._serialized_end=1747
+  _globals['_LOAD_CACHEDTOKENSBYTIERENTRY']._serialized_start=1749
+  _globals['_LOAD_CACHEDTOKENSBYTIERENTRY']._serialized_end=1806
+  _globals['_EXECUTORLOAD']._serialized_start=1809
+  _globals['_EXECUTORLOAD']._serialized_end=2191
+  _globals['_TIERLOAD']._serialized_start=2194
+  _globals['_TIERLOAD']._serialized_end=2540
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=2542
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=2584
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=2586
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=2659
+  _globals['_ADMINSERVICE']._serialized_start=2662
+  _globals['_ADMINSERVICE']._serialized_end=3055
 # @@protoc_insertion_point(module_scope)

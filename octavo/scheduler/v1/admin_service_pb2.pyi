@@ -132,6 +132,7 @@ class ExecutorStatus(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     KV_TRANSPORT_FIELD_NUMBER: _builtins.int
     KV_TRANSPORT_REASON_FIELD_NUMBER: _builtins.int
+    KV_DTYPE_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     address: _builtins.str
     connected: _builtins.bool
@@ -143,6 +144,8 @@ class ExecutorStatus(_message.Message):
     block_bytes: _builtins.int
     kv_transport: _builtins.str
     kv_transport_reason: _builtins.str
+    kv_dtype: _builtins.str
+    """Of keys and values in the device pool: dtype, or "fp8_e4m3"."""
     @_builtins.property
     def memory_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -160,10 +163,11 @@ class ExecutorStatus(_message.Message):
         memory_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         kv_transport: _builtins.str = ...,
         kv_transport_reason: _builtins.str = ...,
+        kv_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "block_bytes", b"block_bytes", "block_size", b"block_size", "connected", b"connected", "dtype", b"dtype", "executor_id", b"executor_id", "kv_transport", b"kv_transport", "kv_transport_reason", b"kv_transport_reason", "memory_bytes", b"memory_bytes", "model", b"model", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "block_bytes", b"block_bytes", "block_size", b"block_size", "connected", b"connected", "dtype", b"dtype", "executor_id", b"executor_id", "kv_dtype", b"kv_dtype", "kv_transport", b"kv_transport", "kv_transport_reason", b"kv_transport_reason", "memory_bytes", b"memory_bytes", "model", b"model", "num_blocks", b"num_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -422,6 +426,7 @@ class ExecutorLoad(_message.Message):
     STEP_S_FIELD_NUMBER: _builtins.int
     IDLE_RATIO_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    KV_DTYPE_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     connected: _builtins.bool
     num_running_sequences: _builtins.int
@@ -443,6 +448,8 @@ class ExecutorLoad(_message.Message):
     step_s: _builtins.float
     idle_ratio: _builtins.float
     num_preemptions: _builtins.int
+    kv_dtype: _builtins.str
+    """Of keys and values in the device pool: dtype, or "fp8_e4m3"."""
     def __init__(
         self,
         *,
@@ -461,10 +468,11 @@ class ExecutorLoad(_message.Message):
         step_s: _builtins.float = ...,
         idle_ratio: _builtins.float = ...,
         num_preemptions: _builtins.int = ...,
+        kv_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "executor_id", b"executor_id", "idle_ratio", b"idle_ratio", "kv_waste_ratio", b"kv_waste_ratio", "largest_free_run", b"largest_free_run", "mean_run_length", b"mean_run_length", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_preemptions", b"num_preemptions", "num_running_sequences", b"num_running_sequences", "num_shared_blocks", b"num_shared_blocks", "num_steps", b"num_steps", "num_used_blocks", b"num_used_blocks", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "executor_id", b"executor_id", "idle_ratio", b"idle_ratio", "kv_dtype", b"kv_dtype", "kv_waste_ratio", b"kv_waste_ratio", "largest_free_run", b"largest_free_run", "mean_run_length", b"mean_run_length", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_preemptions", b"num_preemptions", "num_running_sequences", b"num_running_sequences", "num_shared_blocks", b"num_shared_blocks", "num_steps", b"num_steps", "num_used_blocks", b"num_used_blocks", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

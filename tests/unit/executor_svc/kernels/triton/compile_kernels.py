@@ -1,6 +1,6 @@
 """Compiles the kernels for one architecture and prints what was compiled; a process of its own, where nothing is interpreted.
 
-Arguments: the architecture (for example 90) and the dtype (for example bfloat16).
+Arguments: the architecture (for example 90), the dtype (for example bfloat16) and that of the cache.
 """
 
 import sys
@@ -11,10 +11,12 @@ from executor_svc.core.prefix_groups import MAX_GROUPS
 from executor_svc.kernels.batch import LayerCache, Rotary, SharedPrefixes
 from executor_svc.kernels.triton.configs import default_config
 from executor_svc.kernels.triton.decode import KERNEL as DECODE
-from executor_svc.kernels.triton.decode import DecodeWorkspace, paged_decode
+from executor_svc.kernels.triton.decode import KERNEL_OF_E4M3, DecodeWorkspace, paged_decode
 from executor_svc.kernels.triton.decode_shared import KERNEL as SHARED
 from executor_svc.kernels.triton.decode_shared import SharedWorkspace, attend_shared
+from executor_svc.kernels.triton.e4m3 import is_e4m3
 from executor_svc.kernels.triton.kv_write import rope_write_kv, write_kv
+from executor_svc.kernels.triton.parts import gather
 from executor_svc.kernels.triton.prefill_kernel import FEW, MANY, triton_prefill
 from tests.unit.executor_svc.kernels.triton.compile_only import compiling_for
 
@@ -26,10 +28,12 @@ FORMS = [
 ]
 
 
-def compile_forms(capability: int, dtype: torch.dtype) -> None:
-    for num_heads, num_kv_heads, head_dim_k, head_dim_v, window, softcap, with_sinks in FORMS:
+def compile_forms(capability: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    forms = FORMS if cache_dtype == dtype else FORMS[:1]
+    for num_heads, num_kv_heads, head_dim_k, head_dim_v, window, softcap, with_sinks in forms:
         cache = LayerCache(
-            torch.zeros(2, num_kv_heads, 16, head_dim_k, dtype=dtype), torch.zeros(2, num_kv_heads, 16, head_dim_v, dtype=dtype)
+            torch.zeros(2, num_kv_heads, 16, head_dim_k, dtype=cache_dtype),
+            torch.zeros(2, num_kv_heads, 16, head_dim_v, dtype=cache_dtype),
         )
         query = torch.zeros(2, num_heads, head_dim_k, dtype=dtype)
         out = torch.zeros(2, num_heads, head_dim_v, dtype=dtype)
@@ -38,7 +42,7 @@ def compile_forms(capability: int, dtype: torch.dtype) -> None:
         workspace = DecodeWorkspace(2, num_heads, head_dim_v, 4, "cpu")
         paged_decode(
             query, cache, tables, lens, out, scale=0.1, window=window, softcap=softcap, sinks=sinks,
-            workspace=workspace, config=default_config(DECODE, capability),
+            workspace=workspace, config=default_config(KERNEL_OF_E4M3 if is_e4m3(cache) else DECODE, capability),
         )  # fmt: skip
         if (window, softcap) == (None, None):  # blocks by address
             paged_decode(
@@ -62,8 +66,9 @@ def compile_forms(capability: int, dtype: torch.dtype) -> None:
             )  # fmt: skip
 
 
-def compile_writes(dtype: torch.dtype) -> None:
-    cache = LayerCache(torch.zeros(2, 3, 16, 64, dtype=dtype), torch.zeros(2, 3, 16, 64, dtype=dtype))
+def compile_reads_and_writes(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    cache = LayerCache(torch.zeros(2, 3, 16, 64, dtype=cache_dtype), torch.zeros(2, 3, 16, 64, dtype=cache_dtype))
+    gather(cache, torch.zeros(2, dtype=torch.int32), 3, 20, dtype)
     heads, slots = torch.zeros(2, 3, 64, dtype=dtype), torch.zeros(2, dtype=torch.int64)
     write_kv(heads, heads, slots, cache)
     table = torch.zeros(5, 48)
@@ -74,10 +79,10 @@ def compile_writes(dtype: torch.dtype) -> None:
 
 
 def main() -> None:
-    capability, dtype = int(sys.argv[1]), getattr(torch, sys.argv[2])
+    capability, dtype, cache_dtype = int(sys.argv[1]), getattr(torch, sys.argv[2]), getattr(torch, sys.argv[3])
     with compiling_for(capability) as device:
-        compile_forms(capability, dtype)
-        compile_writes(dtype)
+        compile_forms(capability, dtype, cache_dtype)
+        compile_reads_and_writes(dtype, cache_dtype)
     print(*device.compiled)
 
 

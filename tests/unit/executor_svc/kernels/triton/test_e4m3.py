@@ -121,9 +121,7 @@ def test_one_launch_turns_and_writes(num_heads: int, num_kv_heads: int, head_dim
     rotary = Rotary(angles.cos(), angles.sin())
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
     out = torch.full((num_tokens, num_heads + 2 * num_kv_heads, head_dim), float("nan"))
-    rope_write_kv(
-        qkv, None, slots, cache, out, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rotary=rotary
-    )
+    rope_write_kv(qkv, None, slots, cache, out, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rotary=rotary)
     heads = qkv.view(num_tokens, -1, head_dim)
     turned = torch.cat([rotate(heads[:, : num_heads + num_kv_heads].double(), rotary).float(), heads[:, -num_kv_heads:]], 1)
     torch.testing.assert_close(out, turned, atol=1e-5, rtol=1e-5)
