@@ -1,6 +1,7 @@
 """Paged decode attention by itself: how much of the memory's speed it reaches, on the pool as a served Llama-8B has it.
 
-    python -m bench.attention_gpu        a JSON line per batch: TB/s, and the share of what a plain copy reaches
+    python -m bench.attention_gpu        a JSON line per batch and pool, bfloat16 and e4m3: TB/s, the share of what a plain copy
+                                         reaches, microseconds of a layer
 
 One CUDA graph holds the attention of all layers, so that every layer's keys and values come from memory and not from a cache.
 Bytes are those of keys and values, read once. Knows kernels and a pool's layout; knows no model and no request.
@@ -9,14 +10,17 @@ Bytes are those of keys and values, read once. Knows kernels and a pool's layout
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-BATCHES = ((64, 8192), (256, 1024), (16, 4096), (1, 32768))
+from executor_svc.kernels.e4m3 import E4M3, dtype_name, row_bytes
+from executor_svc.kvcache.pool import block_bytes, layer_views
+
+BATCHES = ((64, 8192), (256, 1024), (32, 1024), (16, 4096), (1, 32768))
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 32, 8, 128, 16
 _COPY_BYTES = 8 << 30
 _REPLAYS = 10
@@ -53,17 +57,16 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / median_s(lambda: target.copy_(source))
 
 
-def attention_bandwidth(num_seqs: int, seq_len: int, storage: Tensor) -> float:
-    """Bytes of keys and values a second.
+def attention_s(num_seqs: int, seq_len: int, storage: Tensor) -> float:
+    """Seconds of all layers.
 
     Args:
         num_seqs: with one query each.
         seq_len: of every sequence.
-        storage: bfloat16, flat, holds the pool.
+        storage: of the pool's dtype, flat, holds the pool.
     """
     from executor_svc.kernels.layout import KEYS_AS_ROWS
     from executor_svc.kernels.triton.decode import MAX_PROGRAMS_PER_SM, DecodeWorkspace, num_sms, paged_decode
-    from executor_svc.kvcache.pool import layer_views
 
     blocks_per_seq = -(-seq_len // BLOCK_SIZE)
     num_blocks = num_seqs * blocks_per_seq
@@ -87,8 +90,18 @@ def attention_bandwidth(num_seqs: int, seq_len: int, storage: Tensor) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         all_layers()
-    num_bytes = NUM_LAYERS * num_seqs * seq_len * 2 * NUM_KV_HEADS * HEAD_DIM * 2
-    return num_bytes / median_s(graph.replay)
+    return median_s(graph.replay)
+
+
+def pools() -> Iterator[tuple[str, Tensor]]:
+    """Names and storages of pools for the largest batch, one at a time."""
+    num_blocks = max(num_seqs * seq_len for num_seqs, seq_len in BATCHES) // BLOCK_SIZE
+    for dtype in (torch.bfloat16, E4M3):
+        if dtype == E4M3 and torch.cuda.get_device_capability() < (8, 9):
+            continue
+        num_bytes = num_blocks * block_bytes([_KvShape()] * NUM_LAYERS, BLOCK_SIZE, dtype)
+        # Bytes of which no element is NaN or infinite in either dtype, and no exponent is large.
+        yield dtype_name(dtype), torch.empty(num_bytes, dtype=torch.uint8, device="cuda").random_(0x30, 0x40).view(dtype)
 
 
 def main() -> int:
@@ -98,18 +111,20 @@ def main() -> int:
         return 1
     copied = copy_bandwidth()
     _report("copy", "bandwidth", copied / 1e12, "TB/s")
-    block_elements = NUM_LAYERS * 2 * NUM_KV_HEADS * HEAD_DIM * BLOCK_SIZE
-    most_tokens = max(num_seqs * seq_len for num_seqs, seq_len in BATCHES)
-    storage = torch.empty(most_tokens // BLOCK_SIZE * block_elements, dtype=torch.bfloat16, device="cuda").normal_()
-    for num_seqs, seq_len in BATCHES:
-        name = f"attention {num_seqs} x {seq_len}"
-        try:
-            reached = attention_bandwidth(num_seqs, seq_len, storage)
-        except Exception as error:
-            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
-        _report(name, "bandwidth", reached / 1e12, "TB/s")
-        _report(name, "share of copy", reached / copied, "x")
+    for pool, storage in pools():
+        for num_seqs, seq_len in BATCHES:
+            name = f"attention {num_seqs} x {seq_len}" + (f" {pool}" if storage.dtype == E4M3 else "")
+            try:
+                seconds = attention_s(num_seqs, seq_len, storage)
+            except Exception as error:
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+                continue
+            num_rows = NUM_LAYERS * num_seqs * seq_len * 2 * NUM_KV_HEADS
+            reached = num_rows * row_bytes(HEAD_DIM, storage.dtype) / seconds
+            _report(name, "bandwidth", reached / 1e12, "TB/s")
+            _report(name, "share of copy", reached / copied, "x")
+            _report(name, "time of a layer", seconds / NUM_LAYERS * 1e6, "us")
+        del storage
     return 0
 
 

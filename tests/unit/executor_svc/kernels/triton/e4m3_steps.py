@@ -31,20 +31,26 @@ class E4m3Step:
         return E4m3Step(replace(self.step, cache=e4m3_cache(cache)), replace(self.plain, cache=cache))
 
 
-def e4m3_cache(cache: LayerCache) -> LayerCache:
+def e4m3_cache(cache: LayerCache, device: str = "cpu") -> LayerCache:
     """The rows of a cache as e4m3, in one storage as in the pool; rows of NaN get a wild exponent."""
-    num_blocks, num_kv_heads, block_size, _ = cache.value.shape
-    sizes = [part[0].numel() + num_kv_heads * block_size for part in (cache.key, cache.value)]
-    storage = torch.full((num_blocks, sum(-(-size // 64) * 64 for size in sizes)), 0x7F, dtype=torch.uint8)
+    num_blocks = cache.value.shape[0]
+    storage = torch.full((num_blocks, sum(_part_bytes(part) for part in (cache.key, cache.value))), 0x7F, dtype=torch.uint8)
+    storage = storage.to(device)
     parts, start = [], 0
-    for part, size in zip((cache.key, cache.value), sizes, strict=True):
+    for part in (cache.key, cache.value):
         rows = storage[:, start : start + part[0].numel()].view(torch.float8_e4m3fn).view(part.shape)
         found, exponents = encode(part)
         rows.copy_(found)
         exponents_of(rows).copy_(torch.where(part.isnan().any(-1), 255, exponents))
         parts.append(rows)
-        start += -(-size // 64) * 64
+        start += _part_bytes(part)
     return LayerCache(*parts)
+
+
+def _part_bytes(part: Tensor) -> int:
+    """Of the rows of a part and their exponents, as the pool rounds it up."""
+    num_kv_heads, block_size, head_dim = part.shape[1:]
+    return -(-num_kv_heads * block_size * (head_dim + 1) // 64) * 64
 
 
 def plain_cache(cache: LayerCache) -> LayerCache:
