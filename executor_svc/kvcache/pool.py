@@ -53,7 +53,7 @@ class KvShape(Protocol):
 
 def block_bytes(layers: Sequence[KvShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block of all layers, a multiple of 4,096."""
-    return _part_offsets(layers, block_size, dtype)[-1]
+    return part_offsets(layers, block_size, dtype)[-1]
 
 
 def layer_views(
@@ -68,7 +68,7 @@ def layer_views(
         block_size: tokens per block.
         layout: of a layer's part.
     """
-    offsets = _part_offsets(layers, block_size, storage.dtype)
+    offsets = part_offsets(layers, block_size, storage.dtype)
     shapes = [
         shape
         for spec in layers
@@ -189,15 +189,16 @@ class KvPool:
                 assert start <= part.data_ptr() < start + self.block_bytes
 
 
-def _part_offsets(layers: Sequence[KvShape], block_size: int, dtype: torch.dtype) -> list[int]:
+def part_offsets(layers: Sequence[KvShape], block_size: int, dtype: torch.dtype) -> list[int]:
     """Byte offsets of K and V of every layer in a block, then the bytes of the block."""
     offsets, end = [], 0
     for spec in layers:
         for head_dim in (spec.head_dim_k, spec.head_dim_v):
             offsets.append(end)
-            end += _round_up(spec.num_kv_heads * block_size * row_bytes(head_dim, dtype), PART_ALIGNMENT)
-    return [*offsets, _round_up(end, BLOCK_ALIGNMENT)]
+            end += round_up(spec.num_kv_heads * block_size * row_bytes(head_dim, dtype), PART_ALIGNMENT)
+    return [*offsets, round_up(end, BLOCK_ALIGNMENT)]
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple."""
     return -(-value // multiple) * multiple

@@ -42,12 +42,17 @@ def exponents_for(largest):
 
 @triton.jit
 def encoded(values, exponents):
+    """Float32 values as bytes of e4m3 of rows with these exponents."""
+    return to_e4m3(values * power_of_two(254 - exponents))
+
+
+@triton.jit
+def to_e4m3(values):
     """Float32 values as bytes of e4m3, to the nearest, ties to even, too large ones to the largest.
 
-    In integers, because conversions of floats round differently where kernels are interpreted.
+    In integers, because conversions of floats round differently where kernels are interpreted, and older cards have none.
     """
-    scaled = values * power_of_two(254 - exponents)
-    bits = scaled.to(tl.int32, bitcast=True)
+    bits = values.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
     # Below 2 ** -6 steps are 2 ** -9: that is the last bit of 2 ** 14.
@@ -55,6 +60,14 @@ def encoded(values, exponents):
     code = tl.where(size < 0x3C800000, small, tl.minimum(normal, 0x7E))
     code = tl.where(size > 0x7F800000, 0x7F, code)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def from_e4m3(codes):
+    """Bytes of e4m3 as float32, on any card: float16 has one exponent bit more, which makes every value 256 times smaller."""
+    wide = codes.to(tl.int32)
+    halves = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.int16)
+    return halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 
 @triton.jit
