@@ -53,7 +53,21 @@ class Batch:
             self._num_prefill_tokens += num_tokens
             if self._num_preferred_left is not None:
                 self._num_preferred_left = max(0, self._num_preferred_left - num_tokens)
-            self._num_attended += num_tokens * begin + num_tokens * (num_tokens + 1) // 2
+            self._num_attended += _num_attended(begin, num_tokens)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Takes out what the step would have computed for a sequence that was running before and makes room. None is fine."""
+        for i, chunk in enumerate(self.planned):
+            if chunk.sequence is sequence:
+                del self.planned[i], self._chunks[i]
+                self.num_tokens_left += chunk.num_tokens
+                if chunk.num_tokens == 1:
+                    self._num_decodes -= 1
+                    self._num_context_tokens -= sequence.num_planned_tokens + 1
+                else:
+                    self._num_prefill_tokens -= chunk.num_tokens
+                    self._num_attended -= _num_attended(sequence.num_planned_tokens, chunk.num_tokens)
+                return
 
     def prefer(self, num_prefill_tokens: int) -> None:
         """Prompts should not take more of the step than that; see room_for."""
@@ -93,3 +107,7 @@ class Batch:
     def step(self) -> PlannedStep:
         """What has to be settled when the result comes."""
         return PlannedStep(self.step_id, self.planned, self._attached)
+
+
+def _num_attended(begin: int, num_tokens: int) -> int:
+    return num_tokens * begin + num_tokens * (num_tokens + 1) // 2

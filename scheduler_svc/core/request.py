@@ -43,6 +43,14 @@ class StopConditions:
     stop_token_ids: frozenset[int] = frozenset()
 
 
+class ServiceClass(enum.IntEnum):
+    """Who goes first, and who loses its place when room runs out; lower is more urgent. Values are those of the wire."""
+
+    INTERACTIVE = 1
+    STANDARD = 2
+    BATCH = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request.
@@ -55,6 +63,11 @@ class Request:
         queue_deadline_s: latest time to be admitted to the batch; None: no limit.
         generated: what another executor drew of each sample before; None for a sample that has ended. Empty: nothing yet.
         prompt_keys: of the prompt's full blocks, by the block size of the executors; None: not computed yet.
+        tenant: who pays for it; empty: nobody in particular.
+        service_class, priority: how urgent it is; priority is inside the class, lower runs first.
+        ttft_target_s: from arrival to its first token, as the client would like it; None: the class's.
+        tpot_target_s: between its output tokens; None: none.
+        deadline_s: latest time of its end, on the clock of arrival_s; None: no limit.
     """
 
     request_id: RequestId
@@ -67,6 +80,12 @@ class Request:
     queue_deadline_s: float | None = None
     generated: tuple[tuple[int, ...] | None, ...] = ()
     prompt_keys: tuple[BlockKey, ...] | None = None
+    tenant: str = ""
+    service_class: ServiceClass = ServiceClass.STANDARD
+    priority: int = 0
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    deadline_s: float | None = None
 
     def keys_of_prompt(self, block_size: int) -> list[BlockKey]:
         """Keys of the prompt's full blocks of block_size tokens."""

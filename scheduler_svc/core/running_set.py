@@ -1,4 +1,4 @@
-"""The sequences in the batch, in order of arrival, and the blocks they hold on the device.
+"""The sequences in the batch, in order of rank, and the blocks they hold on the device.
 
 The only place that changes block tables: a sequence gets its blocks in start and grow, and gives them back in stop. Knows the
 pool and what the executor has to be told about ends. Does not decide who runs.
@@ -7,6 +7,7 @@ pool and what the executor has to be told about ends. Does not decide who runs.
 import bisect
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 from common.ids import BlockId, SeqId
 from scheduler_svc.core.attachment import Attachment
@@ -36,7 +37,7 @@ class RunningSet:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Oldest first; the set may change meanwhile."""
+        """In order of rank; the set may change meanwhile."""
         return iter(list(self._sequences))
 
     @property
@@ -54,9 +55,18 @@ class RunningSet:
         """Slots without a known token. Only blocks that one sequence has for itself contain such."""
         return sum(max(0, sequence.table.num_slots - sequence.num_known_tokens) for sequence in self._sequences)
 
-    def younger_than(self, sequence: Sequence) -> list[Sequence]:
-        """The sequences that arrived later."""
+    def behind(self, sequence: Sequence) -> list[Sequence]:
+        """The sequences behind a running one, in order of rank."""
         return self._sequences[self._sequences.index(sequence) + 1 :]
+
+    def has_behind_tier(self, tier: int) -> bool:
+        """Whether anybody of a less urgent tier runs."""
+        return bool(self._sequences) and self._sequences[-1].tier > tier
+
+    def behind_tier(self, tier: int) -> list[Sequence]:
+        """The sequences of less urgent tiers, in order of rank."""
+        start = bisect.bisect_right(self._sequences, tier, key=lambda other: other.tier)
+        return self._sequences[start:]
 
     def can_take(self, num_blocks: int) -> bool:
         """Whether so many blocks can go to somebody new, and one still is left for each sequence that runs."""
@@ -73,6 +83,15 @@ class RunningSet:
             if self.can_take(self._num_new_blocks(sequence, option) + self._pool.num_cached_of(taken)):
                 return option
         return None
+
+    def would_suffice(self, sequence: Sequence, attachment: Attachment, victims: Seq[Sequence]) -> bool:
+        """Whether there may be blocks for a waiting sequence when all the victims that are not protected have stopped.
+
+        Blocks that they share with others do not come free, so it can turn out not to be enough.
+        """
+        free = [victim for victim in victims if not victim.is_protected]
+        num_blocks = self._pool.num_available + sum(len(victim.table.block_ids) for victim in free)
+        return self._num_new_blocks(sequence, attachment) + len(self._sequences) - len(free) <= num_blocks
 
     def start(self, sequence: Sequence, attachment: Attachment) -> BlockCopy | None:
         """Takes in a waiting sequence, with blocks for all its known tokens. What it will list is promised.
@@ -95,7 +114,9 @@ class RunningSet:
         assert block_ids is not None, f"{num_new} blocks were counted on, {pool.num_available} are available"
         sequence.become_running(shared + block_ids, len(shared), attachment.num_tokens)
         pool.index.promise(sequence.keys[sequence.num_listed :], sequence.seq_id)
-        bisect.insort(self._sequences, sequence, key=lambda other: other.order)
+        bisect.insort(self._sequences, sequence, key=_rank)
+        sequence.account.num_running += 1
+        sequence.account.num_blocks += len(sequence.table.block_ids)
         return None if attachment.copy_source is None else BlockCopy(attachment.copy_source, block_ids[0])
 
     def grow(self, sequence: Sequence) -> bool:
@@ -108,11 +129,14 @@ class RunningSet:
         if block_ids is None:
             return False
         sequence.table.block_ids += block_ids
+        sequence.account.num_blocks += 1
         return True
 
     def stop(self, sequence: Sequence) -> None:
         """Takes a sequence's blocks. The executor hears of it with the next plan, even if the sequence failed there."""
         self._sequences.remove(sequence)
+        sequence.account.num_running -= 1
+        sequence.account.num_blocks -= len(sequence.table.block_ids)
         self._pool.index.withdraw(sequence.keys[sequence.num_listed :], sequence.seq_id)
         self._pool.release(sequence.table.clear())
         sequence.become_waiting()
@@ -163,11 +187,15 @@ class RunningSet:
         counted = self._pool.referenced()
         assert num_refs == counted, f"references by block are {dict(num_refs)}, counted {counted}"
         assert len(self) <= self._max_sequences, f"{len(self)} sequences run, at most {self._max_sequences} may"
-        orders = [sequence.order for sequence in self._sequences]
-        assert orders == sorted(orders), f"running sequences are out of order: {orders}"
+        ranks = [sequence.rank for sequence in self._sequences]
+        assert ranks == sorted(ranks), f"running sequences are out of order: {ranks}"
         owners = set(self._pool.index.promised_by().values()) - {None}
         strangers = owners - {sequence.seq_id for sequence in self._sequences}
         assert not strangers, f"sequences {strangers} made promises and do not run"
 
     def _num_new_blocks(self, sequence: Sequence, attachment: Attachment) -> int:
         return -(-len(sequence.token_ids) // self._block_size) - len(attachment.shared)
+
+
+def _rank(sequence: Sequence) -> tuple[int, tuple[int, int]]:
+    return sequence.rank

@@ -23,6 +23,8 @@ from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.outstanding import OutstandingSteps, PlannedStep
 from scheduler_svc.core.plan import LoadPlan, SampledToken, SavePlan, SchedulerStats, SequenceUpdate, StepPlan
+from scheduler_svc.core.policies.fair_share import FairShare
+from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefill_budget import PrefillBudget, WholeSteps
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.request_state import RequestState
@@ -41,15 +43,17 @@ class Scheduler:
 
     Args:
         prefill_budget: of steps beside decodes; None: there is no limit but the step's.
+        policy: who goes first, of this scheduler alone; None: fair shares of equals.
     """
 
-    def __init__(self, config: SchedulerConfig, prefill_budget: PrefillBudget | None = None):
+    def __init__(self, config: SchedulerConfig, prefill_budget: PrefillBudget | None = None, policy: Policy | None = None):
         self.config = config
         self._requests = RequestTable(config.block_size, is_keyed=config.prefix_caching)
-        self._waiting = WaitingQueue(config.max_waiting_requests, config.max_waiting_tokens)
+        self._policy = policy if policy is not None else FairShare()
+        self._waiting = WaitingQueue(self._policy, config.max_waiting_requests, config.max_waiting_tokens)
         self._transfers = Transfers()
         self._loading: dict[int, RequestState] = {}
-        self._planner = StepPlanner(config, self._requests, self._waiting, prefill_budget or WholeSteps())
+        self._planner = StepPlanner(config, self._requests, self._waiting, self._policy, prefill_budget or WholeSteps())
         self._num_discarded_tokens = 0
         self._start_session()
 
@@ -125,13 +129,11 @@ class Scheduler:
 
     @property
     def next_in_line(self) -> RequestId | None:
-        """The oldest request that waits and neither loads nor waits for what others compute; None: there is none."""
-        for sequence in self._waiting:
-            state = self._requests.state_of(sequence)
-            is_awaiting = sequence.awaited_key is not None and self._pool.index.is_promised(sequence.awaited_key)
-            if state.is_queued and state.load_id is None and not is_awaiting:
-                return state.request.request_id
-        return None
+        """The request that is to be admitted next, if it is a new one. None: somebody is to go on first, or nobody waits."""
+        sequence = self._policy.first()
+        if sequence is None or not self._requests.state_of(sequence).is_queued:
+            return None
+        return sequence.request.request_id
 
     def is_queued(self, request_id: RequestId) -> bool:
         """Whether a request is here and was never admitted."""
@@ -171,6 +173,7 @@ class Scheduler:
         if plan is not None:
             state.load_id = plan.load_id
             self._loading[plan.load_id] = state
+            self._waiting.hold(state.sequences)
         return plan
 
     def end_load(self, load_id: int, num_loaded: int, num_by_tier: dict[str, int]) -> None:
@@ -179,7 +182,9 @@ class Scheduler:
         state = self._loading.pop(load_id, None)
         if state is not None:
             state.load_id = None
+            self._waiting.release(state.sequences)
             state.loaded_by_tier = {tier: num * self.config.block_size for tier, num in num_by_tier.items() if num}
+        self._waiting.wake(self._pool.index)
 
     def schedule(self, now_s: float) -> StepPlan | None:
         """The next step.
@@ -195,6 +200,7 @@ class Scheduler:
             self._pool.planned_step = self._planned_step
             return None
         self._commit(batch)
+        self._waiting.wake(self._pool.index)
         return batch.plan(self._running.take_dropped())
 
     def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> list[SequenceUpdate]:
@@ -239,6 +245,7 @@ class Scheduler:
             if failed is not None and seq_id not in void:
                 self._end(failed)
                 updates.append(failed.update(finish_reason=FinishReason.ERROR, error_message=message))
+        self._waiting.wake(self._pool.index)
         return updates
 
     def expire(self, now_s: float) -> list[SequenceUpdate]:
@@ -290,6 +297,7 @@ class Scheduler:
         """The executor is gone with all KV: every running sequence goes back to the queue, keeping its place and its tokens."""
         for state in self._loading.values():
             state.load_id = None
+            self._waiting.release(state.sequences)
         self._loading.clear()
         for sequence in self._requests.sequences():
             sequence.void_steps()
@@ -368,6 +376,7 @@ class Scheduler:
             sequence.num_planned_tokens += chunk.num_tokens
             sequence.num_in_flight_steps += 1
             sequence.num_in_flight_tokens += chunk.is_sampling
+            sequence.account.num_decodes += chunk.num_tokens == 1
             if sequence.num_listed < len(sequence.keys):
                 step.listed += [(block_id, sequence) for block_id in self._running.list_blocks(sequence)]
         self._outstanding.append(step)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from common.block_hash import chain_keys
 from common.ids import BlockId, BlockKey, SeqId
+from scheduler_svc.core.account import Account
 from scheduler_svc.core.block_table import BlockTable
 from scheduler_svc.core.plan import NewSequence, SequenceUpdate
 from scheduler_svc.core.request import FinishReason, Request
@@ -46,6 +47,10 @@ class Sequence:
         attempt: counts how often steps in flight were declared void.
         is_protected: was preempted and has not got a token since: it may not be preempted again.
         awaited_key: while waiting: the promised key that it waits for.
+        account: of whoever pays for it; the policy sets it.
+        tier: how urgent it is for the policy; lower may take room from higher. Fixed while it runs.
+        was_admitted: had a place in the batch, here or elsewhere; its prompt is paid for.
+        num_preemptions: how often it lost its place to others.
     """
 
     seq_id: SeqId
@@ -67,10 +72,21 @@ class Sequence:
     attempt: int = 0
     is_protected: bool = False
     awaited_key: BlockKey | None = None
+    account: Account = field(default_factory=Account)
+    tier: int = field(init=False)
+    was_admitted: bool = False
+    num_preemptions: int = 0
     stop_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.stop_token_ids = self.request.stop.stop_token_ids
+        self.tier = self.request.service_class
+        self.was_admitted = bool(self.request.generated)
+
+    @property
+    def rank(self) -> tuple[int, tuple[int, int]]:
+        """Its place among those that run: who is behind may have to make room for who is ahead. Fixed while it runs."""
+        return self.tier, self.order
 
     @property
     def num_prompt_tokens(self) -> int:

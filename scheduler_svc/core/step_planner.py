@@ -1,63 +1,89 @@
-"""What runs in a step: the policy of continuous batching.
+"""What runs in a step: the frame of continuous batching. Who is first and who makes room is the policy's to say.
 
-    1. decodes                       every running sequence that lacks one token, oldest first
-    2. prefills that were begun      next chunks, oldest first
-    3. admissions                    waiting sequences, oldest first
+    1. decodes                       every running sequence that lacks one token, in order of rank
+    2. prefills that were begun      next chunks, in order of rank
+    3. admissions                    waiting sequences, in the policy's order
 
 until the token budget is spent, so that a long prompt never holds up the others' next token; beside decodes it is smaller
-(prefill_budget.py). A sequence is admitted when blocks
-for all its known tokens are there, and one more for each running sequence; from then on only its outputs need blocks, and only
-a decode can run short. Knows requests and sequences. Does not know what becomes of a step: that is the scheduler's business.
+(prefill_budget.py). Who waits in a more urgent tier comes before prefills that were begun in others. A sequence is admitted when
+blocks for all its known tokens are there, and one more for each running sequence; from then on only its outputs need blocks, and
+only a decode can run short. If seats, tokens or blocks are not there, running sequences of less urgent tiers make room.
+Knows requests and sequences. Does not know what becomes of a step: that is the scheduler's business.
 """
 
 from collections import Counter
 
-from scheduler_svc.core.attachment import Awaited, find_attachment
+from scheduler_svc.core.attachment import Attachment, Awaited, find_attachment
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.preemption import choose_victim
+from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefill_budget import PrefillBudget
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.running_set import RunningSet
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
+_MOST_PASSED_OVER = 64
+"""A step that has something to do looks at no more sequences that cannot run yet."""
+
 
 class StepPlanner:
     """See the module's first lines."""
 
-    def __init__(self, config: SchedulerConfig, requests: RequestTable, waiting: WaitingQueue, prefill_budget: PrefillBudget):
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        requests: RequestTable,
+        waiting: WaitingQueue,
+        policy: Policy,
+        prefill_budget: PrefillBudget,
+    ):
         self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        """Planned tokens that preempted sequences lost."""
         self.cached_tokens_by_tier: Counter[str] = Counter()
         """Prompt tokens that admitted requests did not have to compute."""
         self._max_chunk_tokens = config.max_chunk_tokens
         self._requests = requests
         self._waiting = waiting
+        self._policy = policy
         self._prefill_budget = prefill_budget
 
     def fill(self, batch: Batch, running: RunningSet, now_s: float) -> None:
         """Puts into an empty batch what runs next. Moves sequences between waiting and running as needed."""
-        self._add_decodes(batch, running)
+        self._policy.begin_step(now_s)
+        begun = self._add_decodes(batch, running)
         batch.prefer(self._prefill_budget.num_tokens(batch.work(), self._waiting.num_tokens))
-        for sequence in running:
-            if sequence.num_known_tokens - sequence.num_planned_tokens > 1:
+        self._waiting.wake(running.index)
+        for sequence in begun:
+            self._admit(batch, running, now_s, sequence.tier)
+            if sequence.status is SequenceStatus.RUNNING:
                 self._add_chunk(batch, sequence)
-        self._admit(batch, running, now_s)
+        self._admit(batch, running, now_s, None)
 
-    def _add_decodes(self, batch: Batch, running: RunningSet) -> None:
-        """Those that grow may preempt younger ones. One that finds no block is left out of the step."""
+    def _add_decodes(self, batch: Batch, running: RunningSet) -> list[Sequence]:
+        """Those that grow may preempt others behind them. One that finds no block is left out of the step.
+
+        Returns:
+            Running sequences that lack more than one token.
+        """
+        begun = []
         for sequence in running:
-            if batch.num_tokens_left == 0:
-                break
             num_known = len(sequence.token_ids) + sequence.num_in_flight_tokens
+            num_missing = num_known - sequence.num_planned_tokens
+            if num_missing != 1:
+                if num_missing:
+                    begun.append(sequence)
+                continue
             if (
-                num_known - sequence.num_planned_tokens != 1
-                or num_known == sequence.max_known_tokens  # all its tokens are drawn
+                num_known == sequence.max_known_tokens  # all its tokens are drawn
+                or batch.num_tokens_left == 0
                 or sequence.status is not SequenceStatus.RUNNING
             ):
                 continue
             if num_known <= sequence.table.num_slots or self._grow(sequence, running):
                 batch.add_chunk(sequence, 1)
+        return begun
 
     def _add_chunk(self, batch: Batch, sequence: Sequence) -> None:
         num_tokens = batch.room_for(min(sequence.num_known_tokens - sequence.num_planned_tokens, self._max_chunk_tokens))
@@ -65,45 +91,76 @@ class StepPlanner:
             batch.add_chunk(sequence, num_tokens)
 
     def _grow(self, sequence: Sequence, running: RunningSet) -> bool:
-        """Gets a sequence another block, from younger ones if need be. Their tokens in flight still count."""
+        """Gets a sequence another block, from others behind it if need be. Their tokens in flight still count."""
         while not running.grow(sequence):
-            victim = choose_victim(running.younger_than(sequence))
+            victim = self._policy.choose_victim(running.behind(sequence))
             if victim is None:
                 return False
-            running.stop(victim)
-            victim.is_protected = True
-            self._waiting.insert(victim)
-            self.num_preemptions += 1
+            self._preempt(victim, running)
         return True
 
-    def _admit(self, batch: Batch, running: RunningSet, now_s: float) -> None:
+    def _preempt(self, victim: Sequence, running: RunningSet) -> None:
+        self.num_preemptions += 1
+        self.num_recomputed_tokens += victim.num_planned_tokens
+        running.stop(victim)
+        victim.is_protected = True
+        victim.num_preemptions += 1
+        self._waiting.insert(victim)
+
+    def _admit(self, batch: Batch, running: RunningSet, now_s: float, before_tier: int | None) -> None:
         """Waiting sequences in order, as far as tokens, places and blocks last.
 
-        One that waits for a load or for what others compute is passed over; one that lacks blocks, or whose steps from before
-        a preemption are still in flight, holds up those behind it, so that they cannot starve it.
+        One that waits for what others compute is set aside; one that lacks blocks, or whose steps from before a preemption
+        are still in flight, holds up those behind it, so that they cannot starve it.
+
+        Args:
+            batch: to add to.
+            running: to take them into.
+            now_s: the time.
+            before_tier: only tiers more urgent than this; None: all.
         """
-        index = running.index
-        for sequence in self._waiting:
-            if batch.num_tokens_left == 0 or running.is_full:
-                break
-            state = self._requests.state_of(sequence)
-            if state.load_id is not None or (sequence.awaited_key is not None and index.is_promised(sequence.awaited_key)):
-                continue
+        num_passed_over = 0
+        while (sequence := self._policy.first()) is not None:
+            if before_tier is not None and sequence.tier >= before_tier:
+                return
             if sequence.num_in_flight_steps:
-                break
-            found = find_attachment(sequence, state.sequences, index)
+                return
+            if (batch.num_tokens_left == 0 or running.is_full) and not running.has_behind_tier(sequence.tier):
+                return
+            state = self._requests.state_of(sequence)
+            found = find_attachment(sequence, state.sequences, running.index)
             if isinstance(found, Awaited):
-                sequence.awaited_key = found.key
+                self._waiting.let_wait(sequence, found.key)
+                num_passed_over += 1
+                if num_passed_over >= _MOST_PASSED_OVER and batch.planned:
+                    return
                 continue
             attachment = running.affordable(sequence, found)
-            if attachment is None:
-                break
-            if not batch.room_for(min(sequence.num_known_tokens - attachment.num_tokens, self._max_chunk_tokens)):
-                break
-            self._waiting.remove(sequence)
+            if batch.num_tokens_left == 0 or running.is_full or attachment is None:
+                if not self._make_room(batch, running, sequence, found):
+                    return
+                continue  # with another look: what it attaches to may have gone
+            num_cached = attachment.num_tokens
+            num_new = sequence.num_known_tokens - num_cached
+            if not batch.room_for(min(num_new, self._max_chunk_tokens)):
+                return
+            self._policy.admit(sequence, num_new, num_cached)
+            sequence.was_admitted = True
             batch.add_sequence(sequence, running.start(sequence, attachment))
             self._add_chunk(batch, sequence)
             if state.is_queued:
                 self._waiting.count_out(sequence.num_prompt_tokens)
-                state.note_admission(now_s, min(attachment.num_tokens, sequence.num_prompt_tokens))
+                state.note_admission(now_s, min(num_cached, sequence.num_prompt_tokens))
                 self.cached_tokens_by_tier.update(state.cached_by_tier)
+
+    def _make_room(self, batch: Batch, running: RunningSet, sequence: Sequence, found: Attachment) -> bool:
+        """One running sequence of a less urgent tier goes, if with others like it that is enough for a waiting one."""
+        candidates = running.behind_tier(sequence.tier)
+        if not running.would_suffice(sequence, found, candidates):
+            return False
+        victim = self._policy.choose_victim(candidates)
+        if victim is None:
+            return False
+        batch.drop(victim)
+        self._preempt(victim, running)
+        return True

@@ -1,13 +1,16 @@
-"""Sequences that wait for a place in the batch, in order of arrival, and the bounds on requests that were never admitted.
+"""Sequences that wait for a place in the batch, and the bounds on requests that were never admitted.
 
-A preempted sequence comes back to the place that its arrival gives it, which is ahead of everything that was never admitted
-after it. It does not count against the bounds: it was let in once.
+Who could run is with the policy, which knows the order. Who waits for something else (a load from the store, a prefix that others
+compute) is set aside here and costs nothing until that is over: no step looks at more of the queue than it admits. A
+preempted sequence does not count against the bounds: it was let in once.
 """
 
-import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from common.errors import QueueFull
+from common.ids import BlockKey, SeqId
+from scheduler_svc.core.policies.policy import Policy
+from scheduler_svc.core.prefix_index import PrefixIndex
 from scheduler_svc.core.sequence import Sequence
 
 RETRY_AFTER_S = 1.0
@@ -18,22 +21,32 @@ class WaitingQueue:
     """See the module's first lines.
 
     Args:
+        policy: the order.
         max_requests, max_tokens: bounds on queued requests and their prompt tokens.
     """
 
-    def __init__(self, max_requests: int, max_tokens: int):
+    def __init__(self, policy: Policy, max_requests: int, max_tokens: int):
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.num_requests = 0
         self.num_tokens = 0
-        self._sequences: list[Sequence] = []
+        self._policy = policy
+        # Sequences that wait for something else, by what; and where each of them is. None: a load, or a sibling's prompt.
+        self._held: dict[SeqId, Sequence] = {}
+        self._siblings: dict[SeqId, Sequence] = {}
+        self._awaiting: dict[BlockKey, dict[SeqId, Sequence]] = {}
+        self._aside: dict[SeqId, dict[SeqId, Sequence]] = {}
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Oldest first; the queue may change meanwhile."""
-        return iter(list(self._sequences))
+        """All, in any order."""
+        yield from self._policy
+        yield from self._held.values()
+        yield from self._siblings.values()
+        for sequences in self._awaiting.values():
+            yield from sequences.values()
 
     def check_room(self, num_prompt_tokens: int) -> None:
         """Whether a request may come in. An empty queue takes any one.
@@ -67,14 +80,54 @@ class WaitingQueue:
 
     def insert(self, sequence: Sequence) -> None:
         """Puts a sequence in its place."""
-        bisect.insort(self._sequences, sequence, key=_order)
+        self._policy.insert(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence that is in the queue."""
-        position = bisect.bisect_left(self._sequences, sequence.order, key=_order)
-        assert self._sequences[position] is sequence, f"sequence {sequence.seq_id} is not in the queue"
-        del self._sequences[position]
+        if sequence.seq_id in self._aside:
+            self._take_back(sequence)
+        else:
+            self._policy.remove(sequence)
 
+    def hold(self, sequences: Iterable[Sequence]) -> None:
+        """Blocks are loaded for sequences of the queue: they wait for that."""
+        for sequence in sequences:
+            self.remove(sequence)
+            self._set_aside(sequence, self._held)
 
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order
+    def release(self, sequences: Iterable[Sequence]) -> None:
+        """The load is over."""
+        for sequence in sequences:
+            self._take_back(sequence)
+            self._policy.insert(sequence)
+
+    def let_wait(self, sequence: Sequence, key: BlockKey | None) -> None:
+        """The first waits for what others compute: a block, or a sibling's prompt (None)."""
+        self._policy.remove(sequence)
+        sequence.awaited_key = key
+        self._set_aside(sequence, self._siblings if key is None else self._awaiting.setdefault(key, {}))
+
+    def wake(self, index: PrefixIndex) -> None:
+        """Who waited for what others compute is back when they are through."""
+        if not self._awaiting and not self._siblings:
+            return
+        awake = list(self._siblings.values())
+        for key, sequences in self._awaiting.items():
+            if not index.is_promised(key):
+                awake += sequences.values()
+        self.release(awake)
+
+    def is_aside(self, sequence: Sequence) -> bool:
+        """Whether a sequence of the queue waits for something else."""
+        return sequence.seq_id in self._aside
+
+    def _set_aside(self, sequence: Sequence, place: dict[SeqId, Sequence]) -> None:
+        place[sequence.seq_id] = sequence
+        self._aside[sequence.seq_id] = place
+
+    def _take_back(self, sequence: Sequence) -> None:
+        place = self._aside.pop(sequence.seq_id)
+        del place[sequence.seq_id]
+        key, sequence.awaited_key = sequence.awaited_key, None
+        if key is not None and not place and self._awaiting.get(key) is place:
+            del self._awaiting[key]

@@ -7,8 +7,9 @@ from dataclasses import replace
 from common.block_hash import root_key
 from common.ids import BlockKey, RequestId, SeqId
 from scheduler_svc.core.plan import LoadPlan, SavePlan, SequenceUpdate, StepPlan
+from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefill_budget import PrefillBudget
-from scheduler_svc.core.request import FinishReason, Request, SamplingParams, StopConditions
+from scheduler_svc.core.request import FinishReason, Request, SamplingParams, ServiceClass, StopConditions
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from tests.unit.scheduler_svc.core.model_executor import ModelExecutor, expected_output
 
@@ -24,9 +25,9 @@ def make_config(**changes: object) -> SchedulerConfig:
 class Rig:
     """See the module's first line."""
 
-    def __init__(self, config: SchedulerConfig, prefill_budget: PrefillBudget | None = None):
+    def __init__(self, config: SchedulerConfig, prefill_budget: PrefillBudget | None = None, policy: Policy | None = None):
         self.config = config
-        self.scheduler = Scheduler(config, prefill_budget)
+        self.scheduler = Scheduler(config, prefill_budget, policy)
         self.executor = self._start_executor()
         self.plans: deque[StepPlan] = deque()
         self.store: dict[BlockKey, list[int]] = {}
@@ -53,6 +54,9 @@ class Rig:
         min_tokens: int = 0,
         root: BlockKey = ROOT,
         queue_deadline_s: float | None = None,
+        tenant: str = "",
+        service_class: ServiceClass = ServiceClass.STANDARD,
+        priority: int = 0,
     ) -> RequestId:
         request = Request(
             request_id=RequestId(f"r{next(self._names)}"),
@@ -63,6 +67,9 @@ class Rig:
             arrival_s=self.now_s,
             n=n,
             queue_deadline_s=queue_deadline_s,
+            tenant=tenant,
+            service_class=service_class,
+            priority=priority,
         )
         seq_ids = self.scheduler.add(request)
         self.requests[request.request_id] = (request, seq_ids)

@@ -1,12 +1,17 @@
 """Whatever happens in whatever order: outputs are right, KV is never mixed up, and all blocks come back."""
 
 import random
+from collections.abc import Callable
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import QueueFull
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.policies.fair_share import FairShare
+from scheduler_svc.core.policies.fcfs import Fcfs
+from scheduler_svc.core.policies.policy import Policy
+from scheduler_svc.core.policies.strict_priority import StrictPriority
+from scheduler_svc.core.request import FinishReason, ServiceClass
 from scheduler_svc.core.scheduler import SchedulerConfig
 from scheduler_svc.core.step_time import StepWork
 from tests.unit.scheduler_svc.core.rig import OTHER_ROOT, ROOT, Rig, make_config
@@ -42,8 +47,8 @@ class RandomBudget:
 class RandomDriver:
     """Does one random thing to a rig after another. All randomness comes from rng."""
 
-    def __init__(self, config: SchedulerConfig, rng: random.Random, run_ahead: int):
-        self.rig = Rig(config, RandomBudget(rng))
+    def __init__(self, config: SchedulerConfig, rng: random.Random, run_ahead: int, policy: Policy | None = None):
+        self.rig = Rig(config, RandomBudget(rng), policy)
         self.rng = rng
         self.run_ahead = run_ahead
         size = config.block_size
@@ -71,6 +76,9 @@ class RandomDriver:
                 min_tokens=rng.choice([0, 0, 3]),
                 root=ROOT if rng.random() < 0.9 else OTHER_ROOT,
                 queue_deadline_s=rig.now_s + 40 if rng.random() < 0.2 else None,
+                tenant=rng.choice("abc"),
+                service_class=rng.choice(list(ServiceClass)),
+                priority=rng.choice([0, 0, 0, 1, -1]),
             )
         except QueueFull as error:
             assert error.retry_after_s
@@ -150,9 +158,10 @@ def test_all_blocks_are_back_after_100_000_random_operations() -> None:
 
 @example(  # single tokens of prompts, counted as decodes, beside a preferred number of prompt tokens
     seed=55, num_blocks=11, block_size=1, max_num_seqs=7, max_num_batched_tokens=7, max_chunk_tokens=5, run_ahead=0,
-    prefix_caching=False,
+    prefix_caching=False, policy=Fcfs,
 )  # fmt: skip
 @given(
+    policy=st.sampled_from([Fcfs, FairShare, StrictPriority]),
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(11, 60),
     block_size=st.sampled_from([1, 3, 4, 16]),
@@ -172,6 +181,7 @@ def test_scheduler_gives_right_outputs_under_any_limits(
     max_chunk_tokens: int,
     run_ahead: int,
     prefix_caching: bool,
+    policy: Callable[[], Policy],
 ) -> None:
     config = make_config(
         num_blocks=max(num_blocks, -(-60 // block_size)),
@@ -182,7 +192,7 @@ def test_scheduler_gives_right_outputs_under_any_limits(
         prefix_caching=prefix_caching,
         save_blocks=True,
     )
-    driver = RandomDriver(config, random.Random(seed), run_ahead)
+    driver = RandomDriver(config, random.Random(seed), run_ahead, policy())
     for _ in range(250):
         driver.step()
     driver.rig.executor.failing.clear()

@@ -1,0 +1,54 @@
+"""First come, first served: tenants, classes and priorities count for nothing.
+
+What a plain engine does, and what other policies are compared with.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+from scheduler_svc.core.policies.sequence_heap import SequenceHeap
+from scheduler_svc.core.preemption import choose_victim
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.sequence import Sequence
+
+
+class Fcfs:
+    """See the module's first line, and Policy."""
+
+    def __init__(self) -> None:
+        self._waiting = SequenceHeap()
+        self._num_tokens = 0
+
+    def begin_step(self, now_s: float) -> None:
+        """See Policy."""
+
+    def insert(self, sequence: Sequence) -> None:
+        """See Policy."""
+        sequence.tier = 0
+        self._waiting.push(sequence.order, sequence)
+        self._num_tokens += sequence.num_prompt_tokens
+
+    def remove(self, sequence: Sequence) -> None:
+        """See Policy."""
+        self._waiting.remove(sequence)
+        self._num_tokens -= sequence.num_prompt_tokens
+
+    def first(self) -> Sequence | None:
+        """See Policy."""
+        found = self._waiting.first()
+        return None if found is None else found[1]
+
+    def admit(self, sequence: Sequence, num_new_tokens: int, num_cached_tokens: int) -> None:
+        """See Policy."""
+        self.remove(sequence)
+
+    def choose_victim(self, candidates: Seq[Sequence]) -> Sequence | None:
+        """See Policy."""
+        return choose_victim(candidates)
+
+    def num_tokens_ahead(self, request: Request) -> int:
+        """See Policy."""
+        return self._num_tokens
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._waiting)
