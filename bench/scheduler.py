@@ -8,13 +8,17 @@ another is admitted. Time of a step is schedule() and apply(), the median of sev
 
 import random
 import statistics
-import sys
 import time
+from collections.abc import Callable
 
 from common.block_hash import root_key
 from common.ids import RequestId
 from scheduler_svc.core.plan import SampledToken
-from scheduler_svc.core.request import Request, SamplingParams, StopConditions
+from scheduler_svc.core.policies.fair_share import FairShare
+from scheduler_svc.core.policies.fcfs import Fcfs
+from scheduler_svc.core.policies.policy import Policy
+from scheduler_svc.core.policies.strict_priority import StrictPriority
+from scheduler_svc.core.request import Request, SamplingParams, ServiceClass, StopConditions
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 
 NUM_RUNNING = 256
@@ -23,12 +27,19 @@ NUM_ROUNDS, STEPS_PER_ROUND = 7, 60
 _ROOT = root_key(bytes(32))
 
 
-def make_request(number: int, rng: random.Random, **qos: object) -> Request:
+def make_request(number: int, rng: random.Random) -> Request:
     """A prompt of 32 to 400 tokens that shares nothing with others."""
     prompt = tuple(rng.randrange(50_000) for _ in range(rng.randint(32, 400)))
     return Request(
-        RequestId(f"r{number}"), prompt, SamplingParams(), StopConditions(rng.randint(40, 360)), _ROOT, number * 1e-3, **qos
-    )  # type: ignore[arg-type]
+        request_id=RequestId(f"r{number}"),
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(),
+        stop=StopConditions(rng.randint(40, 360)),
+        root_key=_ROOT,
+        arrival_s=number * 1e-3,
+        tenant=f"t{rng.randrange(16)}",
+        service_class=rng.choice(list(ServiceClass)),
+    )
 
 
 def measure(scheduler: Scheduler, now_s: float) -> tuple[float, float]:
@@ -38,20 +49,20 @@ def measure(scheduler: Scheduler, now_s: float) -> tuple[float, float]:
         schedule_s = apply_s = 0.0
         for _ in range(STEPS_PER_ROUND):
             now_s += 0.02
-            began = time.perf_counter()
+            began = time.thread_time()
             plan = scheduler.schedule(now_s)
-            schedule_s += time.perf_counter() - began
+            schedule_s += time.thread_time() - began
             assert plan is not None
             sampled = [SampledToken(chunk.seq_id, 7) for chunk in plan.chunks]
-            began = time.perf_counter()
+            began = time.thread_time()
             scheduler.apply(plan.step_id, sampled, {})
-            apply_s += time.perf_counter() - began
+            apply_s += time.thread_time() - began
         schedules.append(schedule_s / STEPS_PER_ROUND * 1e6)
         applies.append(apply_s / STEPS_PER_ROUND * 1e6)
     return statistics.median(schedules), statistics.median(applies)
 
 
-def loaded(scheduler: Scheduler, num_waiting: int, tenants: int = 1) -> float:
+def loaded(scheduler: Scheduler, num_waiting: int) -> float:
     """Fills the seats and the queue. Returns the time."""
     rng = random.Random(1)
     for number in range(NUM_RUNNING + num_waiting):
@@ -79,13 +90,19 @@ def config(num_waiting: int) -> SchedulerConfig:
 
 
 def main() -> None:
-    for num_waiting in (1000, 10_000, 100_000)[: int(sys.argv[1]) if len(sys.argv) > 1 else 3]:
-        scheduler = Scheduler(config(num_waiting))
-        now_s = loaded(scheduler, num_waiting)
-        schedule_us, apply_us = measure(scheduler, now_s)
-        print(
-            f"{num_waiting:>7} waiting: schedule {schedule_us:6.0f} us, apply {apply_us:6.0f} us, step {schedule_us + apply_us:6.0f} us"
-        )
+    """Prints a table."""
+    policies: dict[str, Callable[[], Policy]] = {"fcfs": Fcfs, "fair": FairShare, "priority": StrictPriority}
+    print("us of CPU a step, 256 running; 16 tenants, three classes\n")
+    print("  waiting  policy    schedule   apply    step   beside fcfs")
+    for num_waiting in (1000, 10_000, 100_000):
+        first_us = 0.0
+        for name, make_policy in policies.items():
+            scheduler = Scheduler(config(num_waiting), policy=make_policy())
+            schedule_us, apply_us = measure(scheduler, loaded(scheduler, num_waiting))
+            step_us = schedule_us + apply_us
+            first_us = first_us or step_us
+            figures = f"{schedule_us:10.0f}{apply_us:8.0f}{step_us:8.0f}{step_us / first_us:13.2f}"
+            print(f"{num_waiting:>9}  {name:<8}{figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """A step while it is being put together: what it may still carry, and what is in it so far."""
 
 from common.ids import BlockId, SeqId
-from scheduler_svc.core.outstanding import PlannedChunk, PlannedStep
+from scheduler_svc.core.outstanding import PlannedStep
 from scheduler_svc.core.plan import BlockCopy, Chunk, NewSequence, StepPlan
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import PlannedChunk, Sequence
 from scheduler_svc.core.step_time import StepWork
 
 
@@ -38,6 +38,18 @@ class Batch:
             self._copies.append(copy)
         if sequence.num_planned_tokens:
             self._attached.append(sequence)
+
+    def add_decode(self, sequence: Sequence, num_known_tokens: int) -> None:
+        """Puts the single token that a sequence lacks into the step: add_chunk for what there is hundreds of."""
+        table = sequence.table
+        if table.num_sent < len(table.block_ids):
+            self._chunks.append(Chunk(sequence.seq_id, 1, table.take_unsent(num_known_tokens)))
+        else:
+            self._chunks.append(sequence.decode)
+        self.planned.append(sequence.planned_decode)
+        self.num_tokens_left -= 1
+        self._num_decodes += 1
+        self._num_context_tokens += num_known_tokens
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Puts the next num_tokens known tokens of a sequence into the step. Its blocks are in its table."""

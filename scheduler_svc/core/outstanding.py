@@ -5,22 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from common.ids import BlockId
-from scheduler_svc.core.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedChunk:
-    """A chunk in flight.
-
-    Attributes:
-        attempt: of the sequence when the step was planned; if it has moved on, the result is void.
-        is_sampling: whether the chunk reached the end of the known tokens.
-    """
-
-    sequence: Sequence
-    attempt: int
-    num_tokens: int
-    is_sampling: bool
+from scheduler_svc.core.sequence import PlannedChunk, Sequence
 
 
 @dataclass(slots=True)

@@ -1,6 +1,10 @@
-"""What a scheduler tells its executor, and what it tells the edge. Plain data that mirrors octavo.executor.v1; no logic."""
+"""What a scheduler tells its executor, and what it tells the edge. Plain data that mirrors octavo.executor.v1; no logic.
+
+What there is hundreds of in a step is a tuple: those are made several times as fast as frozen dataclasses.
+"""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.ids import BlockId, BlockKey, RequestId, SeqId
 from scheduler_svc.core.request import FinishReason, SamplingParams, StopConditions
@@ -28,8 +32,7 @@ class BlockCopy:
     destination: BlockId
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The next num_tokens known tokens of a sequence, and the blocks appended for them."""
 
     seq_id: SeqId
@@ -77,16 +80,14 @@ class SavePlan:
     blocks: tuple[KeyedBlock, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A token that the executor drew."""
 
     seq_id: SeqId
     token_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(NamedTuple):
     """News of one sample for the edge.
 
     Attributes:

@@ -216,28 +216,29 @@ class Scheduler:
         """
         step = self._outstanding.pop(step_id)
         self._applied_step = step_id
-        token_ids = {sample.seq_id: sample.token_id for sample in sampled}
+        token_ids = dict(sampled)
         updates = []
         failures = dict(errors)
         void: set[SeqId] = set()
-        for chunk in step.chunks:
-            sequence = chunk.sequence
-            token_id = token_ids.get(sequence.seq_id) if chunk.is_sampling else None
-            if sequence.status is SequenceStatus.FINISHED or sequence.attempt != chunk.attempt:
+        saves_blocks = self.config.save_blocks
+        for sequence, attempt, num_tokens, is_sampling in step.chunks:
+            token_id = token_ids.get(sequence.seq_id) if is_sampling else None
+            status = sequence.status
+            if status is SequenceStatus.FINISHED or sequence.attempt != attempt:
                 self._num_discarded_tokens += token_id is not None
                 void.add(sequence.seq_id)
                 continue
             sequence.num_in_flight_steps -= 1
-            sequence.num_in_flight_tokens -= chunk.is_sampling
-            if sequence.seq_id in errors:
+            sequence.num_in_flight_tokens -= is_sampling
+            if errors and sequence.seq_id in errors:
                 continue
-            if sequence.status is SequenceStatus.RUNNING:
-                sequence.num_applied_tokens += chunk.num_tokens
-                if self.config.save_blocks:
+            if status is SequenceStatus.RUNNING:
+                sequence.num_applied_tokens += num_tokens
+                if saves_blocks:
                     self._running.offer_saves(sequence)
             if token_id is not None:
                 updates.append(self._take_token(sequence, token_id))
-            elif chunk.is_sampling:
+            elif is_sampling:
                 failures[sequence.seq_id] = f"the executor returned no token in step {step_id}"
         for seq_id, message in failures.items():
             self._void_blocks(step, seq_id)
@@ -371,12 +372,12 @@ class Scheduler:
     def _commit(self, batch: Batch) -> None:
         """The step is planned: what it computes may be built on by the next."""
         step = batch.step()
-        for chunk in batch.planned:
-            sequence = chunk.sequence
-            sequence.num_planned_tokens += chunk.num_tokens
+        for sequence, _, num_tokens, is_sampling in batch.planned:
+            sequence.num_planned_tokens += num_tokens
             sequence.num_in_flight_steps += 1
-            sequence.num_in_flight_tokens += chunk.is_sampling
-            sequence.account.num_decodes += chunk.num_tokens == 1
+            sequence.num_in_flight_tokens += is_sampling
+            if num_tokens == 1:
+                sequence.account.num_decodes += 1
             if sequence.num_listed < len(sequence.keys):
                 step.listed += [(block_id, sequence) for block_id in self._running.list_blocks(sequence)]
         self._outstanding.append(step)
@@ -385,12 +386,12 @@ class Scheduler:
     def _take_token(self, sequence: Sequence, token_id: int) -> SequenceUpdate:
         reason = sequence.append(token_id)
         sequence.is_protected = False
-        if sequence.status is SequenceStatus.RUNNING and sequence.num_listed < len(sequence.keys):
+        if sequence.num_listed < len(sequence.keys) and sequence.status is SequenceStatus.RUNNING:
             listed = self._running.list_blocks(sequence)
             if self._outstanding.newest is not None:
                 self._outstanding.newest.listed += [(block_id, sequence) for block_id in listed]
         if reason is None:
-            return sequence.update((token_id,))
+            return SequenceUpdate(sequence.request.request_id, sequence.seq_id, sequence.index, (token_id,))
         self._end(sequence)
         stop_token_id = token_id if reason is FinishReason.STOP else None
         return sequence.update((token_id,), finish_reason=reason, stop_token_id=stop_token_id)

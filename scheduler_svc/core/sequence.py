@@ -13,13 +13,28 @@ Token positions, from the left:
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from common.block_hash import chain_keys
 from common.ids import BlockId, BlockKey, SeqId
 from scheduler_svc.core.account import Account
 from scheduler_svc.core.block_table import BlockTable
-from scheduler_svc.core.plan import NewSequence, SequenceUpdate
+from scheduler_svc.core.plan import Chunk, NewSequence, SequenceUpdate
 from scheduler_svc.core.request import FinishReason, Request
+
+
+class PlannedChunk(NamedTuple):
+    """A chunk in flight.
+
+    Attributes:
+        attempt: of the sequence when the step was planned; if it has moved on, the result is void.
+        is_sampling: whether the chunk reached the end of the known tokens.
+    """
+
+    sequence: "Sequence"
+    attempt: int
+    num_tokens: int
+    is_sampling: bool
 
 
 class SequenceStatus(enum.Enum):
@@ -51,6 +66,7 @@ class Sequence:
         tier: how urgent it is for the policy; lower may take room from higher. Fixed while it runs.
         was_admitted: had a place in the batch, here or elsewhere; its prompt is paid for.
         num_preemptions: how often it lost its place to others.
+        decode, planned_decode: a chunk of one token of it without a new block, as the plan has it and as it is in flight.
     """
 
     seq_id: SeqId
@@ -77,9 +93,13 @@ class Sequence:
     was_admitted: bool = False
     num_preemptions: int = 0
     stop_token_ids: frozenset[int] = field(init=False)
+    decode: Chunk = field(init=False)
+    planned_decode: PlannedChunk = field(init=False)
 
     def __post_init__(self) -> None:
         self.stop_token_ids = self.request.stop.stop_token_ids
+        self.decode = Chunk(self.seq_id, 1)
+        self.planned_decode = PlannedChunk(self, self.attempt, 1, True)
         self.tier = self.request.service_class
         self.was_admitted = bool(self.request.generated)
 
@@ -129,6 +149,7 @@ class Sequence:
     def void_steps(self) -> None:
         """Results of steps in flight will not count."""
         self.attempt += 1
+        self.planned_decode = PlannedChunk(self, self.attempt, 1, True)
         self.num_in_flight_tokens = self.num_in_flight_steps = 0
 
     def announce(self) -> NewSequence:

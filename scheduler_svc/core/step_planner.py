@@ -68,6 +68,7 @@ class StepPlanner:
             Running sequences that lack more than one token.
         """
         begun = []
+        is_running = SequenceStatus.RUNNING
         for sequence in running:
             num_known = len(sequence.token_ids) + sequence.num_in_flight_tokens
             num_missing = num_known - sequence.num_planned_tokens
@@ -78,11 +79,12 @@ class StepPlanner:
             if (
                 num_known == sequence.max_known_tokens  # all its tokens are drawn
                 or batch.num_tokens_left == 0
-                or sequence.status is not SequenceStatus.RUNNING
+                or sequence.status is not is_running
             ):
                 continue
-            if num_known <= sequence.table.num_slots or self._grow(sequence, running):
-                batch.add_chunk(sequence, 1)
+            table = sequence.table
+            if num_known <= len(table.block_ids) * table.block_size or self._grow(sequence, running):
+                batch.add_decode(sequence, num_known)
         return begun
 
     def _add_chunk(self, batch: Batch, sequence: Sequence) -> None:
