@@ -7,6 +7,7 @@ OctavoError
 ├── KvPoolTooSmall           fits the model but never this deployment
 ├── Overloaded               try again later
 │   ├── QueueFull
+│   ├── QuotaExceeded        the tenant has as much as it may have
 │   ├── SlowConsumer
 │   └── StoreFull
 ├── QueueTimeout             waited longer than asked
@@ -116,6 +117,12 @@ class QueueFull(Overloaded):
     """The bounded queue of requests is full."""
 
     reason = "QUEUE_FULL"
+
+
+class QuotaExceeded(Overloaded):
+    """The tenant has, or asks for, more than it may."""
+
+    reason = "QUOTA_EXCEEDED"
 
 
 class SlowConsumer(Overloaded):

@@ -31,6 +31,10 @@ class Batch:
         """Blocks that must not be given to others in this step."""
         return [copy.source for copy in self._copies]
 
+    def makes(self, block_id: BlockId | None) -> bool:
+        """Whether a block is written by a copy of this step, so that it cannot be copied in the same one."""
+        return any(copy.destination == block_id for copy in self._copies)
+
     def add_sequence(self, sequence: Sequence, copy: BlockCopy | None) -> None:
         """Announces a sequence that has just started, and the copy of a block that it needs."""
         self._new_sequences.append(sequence.announce())

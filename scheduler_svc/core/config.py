@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.tenants import EQUALS, Tenants
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -10,7 +12,7 @@ class SchedulerConfig:
     Attributes:
         num_blocks, block_size, max_num_seqs, max_num_batched_tokens: of the executor, see octavo.executor.v1.ExecutorInfo.
         max_chunk_tokens: most prompt tokens of one sequence in one step.
-        max_waiting_requests, max_waiting_tokens: bounds of the queue.
+        max_waiting_requests, max_waiting_tokens, max_wait_s, tenants: bounds of the queue, see admission.py.
         prefix_caching: whether computed blocks are found again by later requests.
         save_blocks: whether computed full blocks are offered to the store.
     """
@@ -24,3 +26,5 @@ class SchedulerConfig:
     max_waiting_tokens: int = 1 << 20
     prefix_caching: bool = True
     save_blocks: bool = False
+    max_wait_s: float | None = None
+    tenants: Tenants = EQUALS

@@ -87,7 +87,8 @@ class SampledToken(NamedTuple):
     token_id: int
 
 
-class SequenceUpdate(NamedTuple):
+@dataclass(slots=True)
+class SequenceUpdate:
     """News of one sample for the edge.
 
     Attributes:

@@ -4,6 +4,9 @@ All prompts of a step get their first token when the whole step is over, and eve
 short. But each step also pays for its decodes and for being a step, so many short ones do less in the end. The balance: its
 prompt tokens take so many times as long as all else of it. When more than a few steps' prompts wait, first tokens are late
 anyway, and what counts is how soon all are through.
+
+Where a running sequence has a target for the time between its tokens, that is a bound on all this: a chunk is as long as the step
+is expected to stay within it, whatever it costs the prompts.
 """
 
 import sys
@@ -17,6 +20,9 @@ TIMES_ALL_ELSE = 8
 BACKLOG_STEPS = 2
 LEAST_TOKENS = 2048
 """Smaller steps use a large device badly."""
+TARGET_MARGIN = 0.9
+"""Of a target: the rest is for what lies between two steps, and for predictions that are short."""
+LEAST_CHUNK_TOKENS = 32
 
 
 class PrefillBudget(Protocol):
@@ -31,6 +37,20 @@ class PrefillBudget(Protocol):
         """
         ...
 
+    def num_tokens_within(self, step_s: float, work: StepWork, begin: int, num_tokens: int) -> int:
+        """How many of a chunk's tokens a step takes that must not be longer.
+
+        Args:
+            step_s: the bound.
+            work: that is in the step.
+            begin: tokens of the chunk's sequence before it.
+            num_tokens: of the chunk; at least 1.
+
+        Returns:
+            At least 1 in a step without other chunks: nobody waits for ever because of others' targets.
+        """
+        ...
+
 
 class WholeSteps:
     """No limit but the step's own."""
@@ -38,6 +58,10 @@ class WholeSteps:
     def num_tokens(self, decodes: StepWork, num_waiting_tokens: int) -> int:
         """See PrefillBudget."""
         return sys.maxsize
+
+    def num_tokens_within(self, step_s: float, work: StepWork, begin: int, num_tokens: int) -> int:
+        """Knows no times."""
+        return num_tokens
 
 
 class InProportion:
@@ -64,7 +88,34 @@ class InProportion:
             return self._max_tokens
         return min(self._max_tokens, max(LEAST_TOKENS, int(TIMES_ALL_ELSE * all_else_s / per_token_s)))
 
+    def num_tokens_within(self, step_s: float, work: StepWork, begin: int, num_tokens: int) -> int:
+        """See PrefillBudget."""
+        if not self._step_times.is_learned:
+            return num_tokens
+        bound_s = TARGET_MARGIN * step_s
+        if self._step_times.predict_s(_with_chunk(work, begin, num_tokens)) <= bound_s:
+            return num_tokens
+        fits, fails = 0, num_tokens
+        while fails - fits > max(1, fits // 16):
+            middle = (fits + fails) // 2
+            if self._step_times.predict_s(_with_chunk(work, begin, middle)) <= bound_s:
+                fits = middle
+            else:
+                fails = middle
+        if work.num_prefill_tokens:
+            return fits if fits >= LEAST_CHUNK_TOKENS else 0
+        return max(fits, min(num_tokens, LEAST_CHUNK_TOKENS))
+
     def _predict_s(self, decodes: StepWork, num_prefill_tokens: int) -> float:
         """A step of decodes and one prompt."""
         num_attended = num_prefill_tokens * num_prefill_tokens // 2
         return self._step_times.predict_s(replace(decodes, num_prefill_tokens=num_prefill_tokens, num_attended=num_attended))
+
+
+def _with_chunk(work: StepWork, begin: int, num_tokens: int) -> StepWork:
+    num_attended = num_tokens * begin + num_tokens * (num_tokens + 1) // 2
+    return replace(
+        work,
+        num_prefill_tokens=work.num_prefill_tokens + num_tokens,
+        num_attended=work.num_attended + num_attended,
+    )

@@ -102,3 +102,4 @@ class FinishReason(enum.Enum):
     CANCELLED = "cancelled"
     ERROR = "error"
     QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE = "deadline"

@@ -29,7 +29,9 @@ class RunningSet:
     def __init__(self, pool: BlockPool, block_size: int, max_sequences: int):
         self._pool = pool
         self._block_size = block_size
-        self._max_sequences = max_sequences
+        self.max_sequences = max_sequences
+        self.num_with_target = 0
+        """Sequences whose request has a target for the time between its tokens."""
         self._sequences: list[Sequence] = []
         self._dropped: list[SeqId] = []
 
@@ -48,7 +50,7 @@ class RunningSet:
     @property
     def is_full(self) -> bool:
         """Whether no other sequence may start."""
-        return len(self._sequences) >= self._max_sequences
+        return len(self._sequences) >= self.max_sequences
 
     @property
     def num_empty_slots(self) -> int:
@@ -115,6 +117,7 @@ class RunningSet:
         sequence.become_running(shared + block_ids, len(shared), attachment.num_tokens)
         pool.index.promise(sequence.keys[sequence.num_listed :], sequence.seq_id)
         bisect.insort(self._sequences, sequence, key=_rank)
+        self.num_with_target += sequence.request.tpot_target_s is not None
         sequence.account.num_running += 1
         sequence.account.num_blocks += len(sequence.table.block_ids)
         return None if attachment.copy_source is None else BlockCopy(attachment.copy_source, block_ids[0])
@@ -135,6 +138,7 @@ class RunningSet:
     def stop(self, sequence: Sequence) -> None:
         """Takes a sequence's blocks. The executor hears of it with the next plan, even if the sequence failed there."""
         self._sequences.remove(sequence)
+        self.num_with_target -= sequence.request.tpot_target_s is not None
         sequence.account.num_running -= 1
         sequence.account.num_blocks -= len(sequence.table.block_ids)
         self._pool.index.withdraw(sequence.keys[sequence.num_listed :], sequence.seq_id)
@@ -186,7 +190,7 @@ class RunningSet:
                 assert self._pool.index.key_of(block_id) is None, f"block {block_id} will be written and is listed"
         counted = self._pool.referenced()
         assert num_refs == counted, f"references by block are {dict(num_refs)}, counted {counted}"
-        assert len(self) <= self._max_sequences, f"{len(self)} sequences run, at most {self._max_sequences} may"
+        assert len(self) <= self.max_sequences, f"{len(self)} sequences run, at most {self.max_sequences} may"
         ranks = [sequence.rank for sequence in self._sequences]
         assert ranks == sorted(ranks), f"running sequences are out of order: {ranks}"
         owners = set(self._pool.index.promised_by().values()) - {None}

@@ -18,9 +18,12 @@ from dataclasses import replace
 
 from common.errors import KvPoolTooSmall
 from common.ids import BlockKey, RequestId, SeqId
+from scheduler_svc.core.admission import Admission, AdmissionLimits
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.forecast.wait import Backlog, WaitForecast
 from scheduler_svc.core.outstanding import OutstandingSteps, PlannedStep
 from scheduler_svc.core.plan import LoadPlan, SampledToken, SavePlan, SchedulerStats, SequenceUpdate, StepPlan
 from scheduler_svc.core.policies.fair_share import FairShare
@@ -37,23 +40,41 @@ from scheduler_svc.core.waiting_queue import WaitingQueue
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
+_FIRST_MEAN_OUTPUT_TOKENS = 128.0
+_MEAN_WEIGHT = 0.02
+
 
 class Scheduler:
     """See the module's first lines.
 
     Args:
         prefill_budget: of steps beside decodes; None: there is no limit but the step's.
-        policy: who goes first, of this scheduler alone; None: fair shares of equals.
+        policy: who goes first, of this scheduler alone; None: fair shares of the config's tenants.
+        waits: how long requests will wait; None: nobody knows.
     """
 
-    def __init__(self, config: SchedulerConfig, prefill_budget: PrefillBudget | None = None, policy: Policy | None = None):
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        prefill_budget: PrefillBudget | None = None,
+        policy: Policy | None = None,
+        waits: WaitForecast | None = None,
+    ):
         self.config = config
         self._requests = RequestTable(config.block_size, is_keyed=config.prefix_caching)
-        self._policy = policy if policy is not None else FairShare()
-        self._waiting = WaitingQueue(self._policy, config.max_waiting_requests, config.max_waiting_tokens)
+        self._policy = policy if policy is not None else FairShare(config.tenants)
+        self._waiting = WaitingQueue(self._policy)
+        self._admission = Admission(
+            AdmissionLimits(config.max_waiting_requests, config.max_waiting_tokens, config.max_wait_s, config.tenants)
+        )
+        self._waits = waits
+        self._deadlines = Deadlines()
+        self._mean_output_tokens = _FIRST_MEAN_OUTPUT_TOKENS
         self._transfers = Transfers()
         self._loading: dict[int, RequestState] = {}
-        self._planner = StepPlanner(config, self._requests, self._waiting, self._policy, prefill_budget or WholeSteps())
+        self._planner = StepPlanner(
+            config, self._requests, self._waiting, self._admission, self._policy, prefill_budget or WholeSteps()
+        )
         self._num_discarded_tokens = 0
         self._start_session()
 
@@ -75,7 +96,7 @@ class Scheduler:
             The ids of its samples that have not ended, in order of index. All of them appear in updates.
 
         Raises:
-            QueueFull: the queue is at one of its bounds, and the request comes from no other executor; retry_after_s is set.
+            Overloaded: the queue is at one of its bounds, and the request comes from no other executor; see Admission.check.
             KvPoolTooSmall: prompt and max_tokens of one sample need more blocks than the pool has.
             DuplicateRequest: the request_id is known and not finished.
         """
@@ -90,12 +111,31 @@ class Scheduler:
                 metadata={"numBlocks": str(config.num_blocks), "numBlocksNeeded": str(num_blocks)},
             )
         if not request.generated:  # what was let in elsewhere is not turned away here
-            self._waiting.check_room(len(request.prompt_token_ids))
-        self._waiting.count_in(len(request.prompt_token_ids))
+            self._admission.check(request, lambda: self.expected_wait_s(request))
+        self._admission.count_in(request)
+        self._deadlines.add(request)
         state = self._requests.add(request)
         for sequence in state.sequences:
             self._waiting.insert(sequence)
         return tuple(sequence.seq_id for sequence in state.sequences)
+
+    def expected_wait_s(self, request: Request) -> float:
+        """Until a request that comes now would get its place in the batch; 0: not known, or at once."""
+        if self._waits is None:
+            return 0.0
+        admission, config = self._admission, self.config
+        num_tokens = self._policy.num_tokens_ahead(request)
+        backlog = Backlog(
+            num_prompt_tokens=num_tokens + self.num_prefill_tokens_ahead,
+            num_waiting=round(admission.num_requests * min(1.0, num_tokens / max(1, admission.num_tokens))),
+            num_running=len(self._running),
+            num_seats=self._running.max_sequences,
+            num_blocks=config.num_blocks,
+            num_used_blocks=self._pool.num_used,
+            block_size=config.block_size,
+            num_output_tokens=self._mean_output_tokens,
+        )
+        return self._waits.expected_wait_s(backlog, len(request.prompt_token_ids))
 
     def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends all samples of a request, in whatever state. Its blocks are free for the very next plan; no update follows.
@@ -250,14 +290,21 @@ class Scheduler:
         return updates
 
     def expire(self, now_s: float) -> list[SequenceUpdate]:
-        """Ends waiting requests whose queue_deadline_s has passed, with QUEUE_TIMEOUT."""
+        """Ends waiting requests whose queue_deadline_s has passed, and any whose deadline_s has.
+
+        Returns:
+            One with QUEUE_TIMEOUT or DEADLINE for each of their samples.
+        """
         updates = []
-        for state in self._requests:
-            deadline_s = state.request.queue_deadline_s
-            if state.is_queued and deadline_s is not None and deadline_s < now_s:
-                for sequence in list(state.sequences):
-                    self._end(sequence)
-                    updates.append(sequence.update(finish_reason=FinishReason.QUEUE_TIMEOUT))
+        for request_id, reason in self._deadlines.take_due(now_s):
+            state = self._requests.get(request_id)
+            if state is None or (reason is FinishReason.QUEUE_TIMEOUT and not state.is_queued):
+                continue
+            if not _is_due(state.request, reason, now_s):  # another request of the same id
+                continue
+            for sequence in list(state.sequences):
+                self._end(sequence)
+                updates.append(sequence.update(finish_reason=reason))
         return updates
 
     @property
@@ -338,9 +385,9 @@ class Scheduler:
         largest_free_run, mean_run_length = pool.free_run_figures()
         num_shared_by_transfer = sum(pool.num_refs(block_id) == 2 for block_id in set(self._transfers.held_blocks()))
         return SchedulerStats(
-            num_waiting_requests=self._waiting.num_requests,
-            num_waiting_tokens=self._waiting.num_tokens,
-            num_running_requests=len(self._requests) - self._waiting.num_requests,
+            num_waiting_requests=self._admission.num_requests,
+            num_waiting_tokens=self._admission.num_tokens,
+            num_running_requests=len(self._requests) - self._admission.num_requests,
             num_running_sequences=len(self._running),
             num_blocks=pool.num_blocks,
             num_used_blocks=pool.num_used,
@@ -365,9 +412,9 @@ class Scheduler:
         assert running | waiting == known, f"{running=} and {waiting=} are not {known=}"
         assert not running & waiting, f"{running & waiting} are running and waiting"
         queued = [state for state in self._requests if state.is_queued]
-        assert len(queued) == self._waiting.num_requests, f"{len(queued)} queued, counted {self._waiting.num_requests}"
+        assert len(queued) == self._admission.num_requests, f"{len(queued)} queued, counted {self._admission.num_requests}"
         num_tokens = sum(len(state.request.prompt_token_ids) for state in queued)
-        assert num_tokens == self._waiting.num_tokens, f"{num_tokens} tokens queued, counted {self._waiting.num_tokens}"
+        assert num_tokens == self._admission.num_tokens, f"{num_tokens} tokens queued, counted {self._admission.num_tokens}"
 
     def _commit(self, batch: Batch) -> None:
         """The step is planned: what it computes may be built on by the next."""
@@ -392,6 +439,8 @@ class Scheduler:
                 self._outstanding.newest.listed += [(block_id, sequence) for block_id in listed]
         if reason is None:
             return SequenceUpdate(sequence.request.request_id, sequence.seq_id, sequence.index, (token_id,))
+        num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
+        self._mean_output_tokens += _MEAN_WEIGHT * (num_output_tokens - self._mean_output_tokens)
         self._end(sequence)
         stop_token_id = token_id if reason is FinishReason.STOP else None
         return sequence.update((token_id,), finish_reason=reason, stop_token_id=stop_token_id)
@@ -425,7 +474,12 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         state = self._requests.remove(sequence)
         if not state.sequences and state.is_queued:
-            self._waiting.count_out(sequence.num_prompt_tokens)
+            self._admission.count_out(state.request)
 
     def _loadable_keys(self, state: RequestState) -> list[BlockKey]:
         return state.prompt_keys[: (len(state.request.prompt_token_ids) - 1) // self.config.block_size]
+
+
+def _is_due(request: Request, reason: FinishReason, now_s: float) -> bool:
+    due_s = request.queue_deadline_s if reason is FinishReason.QUEUE_TIMEOUT else request.deadline_s
+    return due_s is not None and due_s < now_s

@@ -13,6 +13,7 @@ Knows requests and sequences. Does not know what becomes of a step: that is the 
 
 from collections import Counter
 
+from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.attachment import Attachment, Awaited, find_attachment
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.config import SchedulerConfig
@@ -35,6 +36,7 @@ class StepPlanner:
         config: SchedulerConfig,
         requests: RequestTable,
         waiting: WaitingQueue,
+        admission: Admission,
         policy: Policy,
         prefill_budget: PrefillBudget,
     ):
@@ -46,19 +48,23 @@ class StepPlanner:
         self._max_chunk_tokens = config.max_chunk_tokens
         self._requests = requests
         self._waiting = waiting
+        self._admission = admission
         self._policy = policy
         self._prefill_budget = prefill_budget
+        self._step_s: float | None = None  # that decodes of the step want it to take at most
 
     def fill(self, batch: Batch, running: RunningSet, now_s: float) -> None:
         """Puts into an empty batch what runs next. Moves sequences between waiting and running as needed."""
         self._policy.begin_step(now_s)
         begun = self._add_decodes(batch, running)
-        batch.prefer(self._prefill_budget.num_tokens(batch.work(), self._waiting.num_tokens))
+        self._step_s = _tightest_target_s(batch) if running.num_with_target else None
+        batch.prefer(self._prefill_budget.num_tokens(batch.work(), self._admission.num_tokens))
         self._waiting.wake(running.index)
         for sequence in begun:
             self._admit(batch, running, now_s, sequence.tier)
-            if sequence.status is SequenceStatus.RUNNING:
-                self._add_chunk(batch, sequence)
+            num_tokens = self._num_chunk_tokens(batch, sequence, sequence.num_planned_tokens)
+            if num_tokens and sequence.status is SequenceStatus.RUNNING:
+                batch.add_chunk(sequence, num_tokens)
         self._admit(batch, running, now_s, None)
 
     def _add_decodes(self, batch: Batch, running: RunningSet) -> list[Sequence]:
@@ -87,10 +93,12 @@ class StepPlanner:
                 batch.add_decode(sequence, num_known)
         return begun
 
-    def _add_chunk(self, batch: Batch, sequence: Sequence) -> None:
-        num_tokens = batch.room_for(min(sequence.num_known_tokens - sequence.num_planned_tokens, self._max_chunk_tokens))
-        if num_tokens:
-            batch.add_chunk(sequence, num_tokens)
+    def _num_chunk_tokens(self, batch: Batch, sequence: Sequence, begin: int) -> int:
+        """How long the sequence's next chunk is in this step, behind tokens that are computed; 0: it has to wait."""
+        num_tokens = batch.room_for(min(sequence.num_known_tokens - begin, self._max_chunk_tokens))
+        if num_tokens > 1 and self._step_s is not None:
+            num_tokens = self._prefill_budget.num_tokens_within(self._step_s, batch.work(), begin, num_tokens)
+        return num_tokens
 
     def _grow(self, sequence: Sequence, running: RunningSet) -> bool:
         """Gets a sequence another block, from others behind it if need be. Their tokens in flight still count."""
@@ -137,21 +145,23 @@ class StepPlanner:
                 if num_passed_over >= _MOST_PASSED_OVER and batch.planned:
                     return
                 continue
+            if batch.makes(found.copy_source):
+                found = found.without_copy(sequence.table.block_size)
             attachment = running.affordable(sequence, found)
             if batch.num_tokens_left == 0 or running.is_full or attachment is None:
                 if not self._make_room(batch, running, sequence, found):
                     return
                 continue  # with another look: what it attaches to may have gone
             num_cached = attachment.num_tokens
-            num_new = sequence.num_known_tokens - num_cached
-            if not batch.room_for(min(num_new, self._max_chunk_tokens)):
+            num_tokens = self._num_chunk_tokens(batch, sequence, num_cached)
+            if not num_tokens:
                 return
-            self._policy.admit(sequence, num_new, num_cached)
+            self._policy.admit(sequence, sequence.num_known_tokens - num_cached, num_cached)
             sequence.was_admitted = True
             batch.add_sequence(sequence, running.start(sequence, attachment))
-            self._add_chunk(batch, sequence)
+            batch.add_chunk(sequence, num_tokens)
             if state.is_queued:
-                self._waiting.count_out(sequence.num_prompt_tokens)
+                self._admission.count_out(sequence.request)
                 state.note_admission(now_s, min(num_cached, sequence.num_prompt_tokens))
                 self.cached_tokens_by_tier.update(state.cached_by_tier)
 
@@ -166,3 +176,8 @@ class StepPlanner:
         batch.drop(victim)
         self._preempt(victim, running)
         return True
+
+
+def _tightest_target_s(batch: Batch) -> float | None:
+    targets = (chunk.sequence.request.tpot_target_s for chunk in batch.planned)
+    return min((target_s for target_s in targets if target_s is not None), default=None)

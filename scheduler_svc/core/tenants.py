@@ -41,3 +41,7 @@ class Tenants:
     def terms(self, tenant: str) -> TenantTerms:
         """Of a tenant."""
         return self.by_name.get(tenant, self.others)
+
+
+EQUALS = Tenants()
+"""Nobody has terms of its own."""

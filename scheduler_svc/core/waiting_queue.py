@@ -1,20 +1,15 @@
-"""Sequences that wait for a place in the batch, and the bounds on requests that were never admitted.
+"""Sequences that wait for a place in the batch.
 
 Who could run is with the policy, which knows the order. Who waits for something else (a load from the store, a prefix that others
-compute) is set aside here and costs nothing until that is over: no step looks at more of the queue than it admits. A
-preempted sequence does not count against the bounds: it was let in once.
+compute) is set aside here and costs nothing until that is over: no step looks at more of the queue than it admits.
 """
 
 from collections.abc import Iterable, Iterator
 
-from common.errors import QueueFull
 from common.ids import BlockKey, SeqId
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefix_index import PrefixIndex
 from scheduler_svc.core.sequence import Sequence
-
-RETRY_AFTER_S = 1.0
-"""A queue of hundreds moves within seconds; the edge knows no better."""
 
 
 class WaitingQueue:
@@ -22,14 +17,9 @@ class WaitingQueue:
 
     Args:
         policy: the order.
-        max_requests, max_tokens: bounds on queued requests and their prompt tokens.
     """
 
-    def __init__(self, policy: Policy, max_requests: int, max_tokens: int):
-        self.max_requests = max_requests
-        self.max_tokens = max_tokens
-        self.num_requests = 0
-        self.num_tokens = 0
+    def __init__(self, policy: Policy):
         self._policy = policy
         # Sequences that wait for something else, by what; and where each of them is. None: a load, or a sibling's prompt.
         self._held: dict[SeqId, Sequence] = {}
@@ -47,36 +37,6 @@ class WaitingQueue:
         yield from self._siblings.values()
         for sequences in self._awaiting.values():
             yield from sequences.values()
-
-    def check_room(self, num_prompt_tokens: int) -> None:
-        """Whether a request may come in. An empty queue takes any one.
-
-        Raises:
-            QueueFull: it would exceed a bound.
-        """
-        if self.num_requests >= self.max_requests:
-            raise QueueFull(
-                f"{self.num_requests} requests are waiting, the limit is {self.max_requests}",
-                metadata={"maxWaitingRequests": str(self.max_requests)},
-                retry_after_s=RETRY_AFTER_S,
-            )
-        if self.num_requests and self.num_tokens + num_prompt_tokens > self.max_tokens:
-            raise QueueFull(
-                f"{self.num_tokens} prompt tokens are waiting, with this request's {num_prompt_tokens} it would be more than the "
-                f"limit of {self.max_tokens}",
-                metadata={"maxWaitingTokens": str(self.max_tokens)},
-                retry_after_s=RETRY_AFTER_S,
-            )
-
-    def count_in(self, num_prompt_tokens: int) -> None:
-        """A request is queued."""
-        self.num_requests += 1
-        self.num_tokens += num_prompt_tokens
-
-    def count_out(self, num_prompt_tokens: int) -> None:
-        """A queued request was admitted for the first time, or ended before."""
-        self.num_requests -= 1
-        self.num_tokens -= num_prompt_tokens
 
     def insert(self, sequence: Sequence) -> None:
         """Puts a sequence in its place."""

@@ -38,7 +38,7 @@ from scheduler_svc.core.policies.sequence_heap import SequenceHeap
 from scheduler_svc.core.preemption import Cost, choose_victim, lost_tokens
 from scheduler_svc.core.request import Request, ServiceClass
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.tenants import Tenants
+from scheduler_svc.core.tenants import EQUALS, Tenants
 
 CACHED_TOKEN = 0.1
 DECODED_TOKEN = 2.0
@@ -105,11 +105,11 @@ class FairShare:
 
     def __init__(
         self,
-        tenants: Tenants | None = None,
+        tenants: Tenants = EQUALS,
         cost: Cost = lost_tokens,
         patience_s: Mapping[ServiceClass, float] = PATIENCE_S,
     ):
-        self._tenants = tenants if tenants is not None else Tenants()
+        self._tenants = tenants
         self._cost = cost
         self._now_s = 0.0
         self._classes = {service_class: _Class(patience_s[service_class]) for service_class in ServiceClass}

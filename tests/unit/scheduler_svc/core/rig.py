@@ -57,6 +57,8 @@ class Rig:
         tenant: str = "",
         service_class: ServiceClass = ServiceClass.STANDARD,
         priority: int = 0,
+        deadline_s: float | None = None,
+        tpot_target_s: float | None = None,
     ) -> RequestId:
         request = Request(
             request_id=RequestId(f"r{next(self._names)}"),
@@ -70,6 +72,8 @@ class Rig:
             tenant=tenant,
             service_class=service_class,
             priority=priority,
+            deadline_s=deadline_s,
+            tpot_target_s=tpot_target_s,
         )
         seq_ids = self.scheduler.add(request)
         self.requests[request.request_id] = (request, seq_ids)

@@ -6,6 +6,7 @@ from common.block_hash import chain_keys
 from common.errors import DuplicateRequest, KvPoolTooSmall, QueueFull
 from common.ids import RequestId
 from scheduler_svc.core.plan import Chunk, SampledToken, StepPlan
+from scheduler_svc.core.prefill_budget import WholeSteps
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.step_time import StepWork
 from tests.unit.scheduler_svc.core.model_executor import expected_output
@@ -30,7 +31,7 @@ def test_decodes_come_first_and_prefill_gets_what_is_left() -> None:
     rig.wind_up()
 
 
-class Budget:
+class Budget(WholeSteps):
     """So many prompt tokens beside decodes."""
 
     def __init__(self, num_tokens: int):

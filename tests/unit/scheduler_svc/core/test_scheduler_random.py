@@ -43,6 +43,10 @@ class RandomBudget:
     def num_tokens(self, decodes: StepWork, num_waiting_tokens: int) -> int:
         return self._rng.choice([1, 3, 8, 100])
 
+    def num_tokens_within(self, step_s: float, work: StepWork, begin: int, num_tokens: int) -> int:
+        least = 0 if work.num_prefill_tokens else 1
+        return self._rng.randint(least, num_tokens)
+
 
 class RandomDriver:
     """Does one random thing to a rig after another. All randomness comes from rng."""
@@ -76,6 +80,8 @@ class RandomDriver:
                 min_tokens=rng.choice([0, 0, 3]),
                 root=ROOT if rng.random() < 0.9 else OTHER_ROOT,
                 queue_deadline_s=rig.now_s + 40 if rng.random() < 0.2 else None,
+                deadline_s=rig.now_s + 80 if rng.random() < 0.1 else None,
+                tpot_target_s=1.0 if rng.random() < 0.1 else None,
                 tenant=rng.choice("abc"),
                 service_class=rng.choice(list(ServiceClass)),
                 priority=rng.choice([0, 0, 0, 1, -1]),
