@@ -47,9 +47,13 @@ def root_key(fingerprint: bytes, salt: str = "") -> BlockKey:
     return BlockKey(blake3.blake3(b"octavo/root/1" + salt.encode(), key=fingerprint).digest())
 
 
-def chain_salt(server_salt: str, cache_salt: str) -> str:
-    """The salt of a request's root: that of its server and its own. Lengths keep ("ab", "c") apart from ("a", "bc")."""
-    return f"{len(server_salt)}:{server_salt}{cache_salt}" if server_salt or cache_salt else ""
+def chain_salt(server_salt: str, cache_salt: str, tenant: str = "") -> str:
+    """The salt of a request's root: that of its server, its own, and its tenant's name.
+
+    Lengths keep ("ab", "c") apart from ("a", "bc"). Tenants find none of each other's blocks, nor how fast they would be.
+    """
+    owner = f"{len(tenant)}/{tenant}/" if tenant else ""
+    return f"{owner}{len(server_salt)}:{server_salt}{cache_salt}" if server_salt or cache_salt or tenant else ""
 
 
 def chain_keys(root: BlockKey, token_ids: Sequence[int], block_size: int, *, parent: BlockKey | None = None) -> list[BlockKey]:

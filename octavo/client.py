@@ -78,7 +78,8 @@ class OctavoClient:
 
     Args:
         target: "host:port" or "unix:/path".
-        token: the server's bearer token, if it asks for one.
+        token: the server's bearer token, or a tenant's, if it asks for one.
+        tenant: for a gateway with the server's token: whom it calls for.
         timeout_s: deadline of a call that gives none itself.
         security: certificates; see ClientSecurity.
     """
@@ -88,12 +89,13 @@ class OctavoClient:
         target: str = DEFAULT_TARGET,
         *,
         token: str = "",
+        tenant: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         security: ClientSecurity = _NO_SECURITY,
     ):
         address, channel_security = _connection(target, token, security)
         self._target = address.target
-        self._metadata = channel_security.metadata()
+        self._metadata = channel_security.metadata() + _tenant_metadata(tenant)
         self._timeout_s = timeout_s
         self._channel = sync_channel(address, channel_security)
 
@@ -181,7 +183,7 @@ class AsyncOctavoClient:
         ...             print(event.text, end="")
 
     Args:
-        target, token, timeout_s, security: as for OctavoClient.
+        target, token, tenant, timeout_s, security: as for OctavoClient.
     """
 
     def __init__(
@@ -189,12 +191,13 @@ class AsyncOctavoClient:
         target: str = DEFAULT_TARGET,
         *,
         token: str = "",
+        tenant: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         security: ClientSecurity = _NO_SECURITY,
     ):
         address, channel_security = _connection(target, token, security)
         self._target = address.target
-        self._metadata = channel_security.metadata()
+        self._metadata = channel_security.metadata() + _tenant_metadata(tenant)
         self._timeout_s = timeout_s
         self._channel = aio_channel(address, channel_security)
 
@@ -273,6 +276,12 @@ class AsyncOctavoClient:
             raise _error(error, self._target) from error
         finally:
             responses.cancel()
+
+
+def _tenant_metadata(tenant: str) -> tuple[tuple[str, str], ...]:
+    if not (tenant.isascii() and (tenant.isprintable() or not tenant)):
+        raise InvalidParameter("tenant", "holds characters that are not printable ASCII")
+    return (("octavo-tenant", tenant),) if tenant else ()
 
 
 def _connection(target: str, token: str, security: ClientSecurity) -> tuple[Address, ChannelSecurity]:

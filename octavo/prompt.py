@@ -33,7 +33,9 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias by token id. End: max_tokens, min_tokens, stop strings, stop_token_ids, ignore_eos,
     include_stop_str_in_output. Output: logprobs, return_token_ids, skip_special_tokens, echo. n: parallel samples.
     model: "models/{model}". request_id: for cancel. cache_salt: requests of different salts share no cached prefix.
-    queue_timeout_s: longest wait for a place in the batch. timeout_s: deadline of the whole call.
+    queue_timeout_s: longest wait for a place in the batch. timeout_s: deadline of the whole call. Quality of service:
+    service_class ("interactive", "standard", "batch"), priority inside it (lower runs first), ttft_target_s, tpot_target_s,
+    deadline_s (from arrival to the end).
     """
 
     model: str
@@ -61,6 +63,11 @@ class GenerateOptions(TypedDict, total=False):
     cache_salt: str
     queue_timeout_s: float
     timeout_s: float
+    service_class: str
+    priority: int
+    ttft_target_s: float
+    tpot_target_s: float
+    deadline_s: float
 
 
 # Which part of a GenerateRequest holds an option; the rest are fields of the request itself.
@@ -75,11 +82,16 @@ _PARTS: dict[str, str] = {
         "stopping",
     ),
     **dict.fromkeys(("logprobs", "return_token_ids", "skip_special_tokens", "echo"), "output"),
+    "priority": "qos",
     "model": "",
     "n": "",
     "request_id": "",
     "cache_salt": "",
 }
+
+
+# Which part of a GenerateRequest holds an option that is a duration.
+_DURATIONS = {"queue_timeout_s": "", "ttft_target_s": "qos", "tpot_target_s": "qos", "deadline_s": "qos"}
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
@@ -94,14 +106,26 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     for name, value in options.items():
         if name == "timeout_s":
             continue
-        if name == "queue_timeout_s":
-            _put("queue_timeout_s", lambda seconds=value: request.queue_timeout.FromNanoseconds(int(float(seconds) * 1e9)))
+        if name in _DURATIONS:
+            part = getattr(request, _DURATIONS[name]) if _DURATIONS[name] else request
+            duration = getattr(part, name.removesuffix("_s"))
+            _put(name, lambda seconds=value, duration=duration: duration.FromNanoseconds(int(float(seconds) * 1e9)))
+            continue
+        if name == "service_class":
+            _put(name, lambda text=value: setattr(request.qos, "service_class", _service_class(text)))
             continue
         if name not in _PARTS:
             raise TypeError(f"unknown option {name!r}; options are {', '.join(GenerateOptions.__annotations__)}")
         part = getattr(request, _PARTS[name]) if _PARTS[name] else request
         set_field(part, name, [value] if name == "stop" and isinstance(value, str) else value)
     return request
+
+
+def _service_class(text: str) -> int:
+    names = [name.removeprefix("SERVICE_CLASS_").lower() for name in pb.ServiceClass.keys()[1:]]
+    if text not in names:
+        raise ValueError(f"{text!r} is no class, must be one of {', '.join(names)}")
+    return names.index(text) + 1
 
 
 def set_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt) -> None:

@@ -18,12 +18,14 @@ from common.rpc.server import stop_signal
 from scheduler_svc.administration import EngineAdministration
 from scheduler_svc.clients.executor import ExecutorConnector, GrpcExecutor
 from scheduler_svc.clients.kvstore import BlockStoreLookup
+from scheduler_svc.core.tenants import EQUALS, Tenants
 from scheduler_svc.edge_line.processes import Launch, launch_process
 from scheduler_svc.edge_wiring import OwnEdge, SeparateEdge
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.metrics import EngineMetrics
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.tenants_file import read_tenants
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class App:
             log.warning("stopping: %d requests did not finish in time", self.engine.num_open_requests)
 
 
-def engine_config(settings: SchedulerSettings) -> EngineConfig:
+def engine_config(settings: SchedulerSettings, tenants: Tenants = EQUALS) -> EngineConfig:
     """The engine's part of the settings."""
     return EngineConfig(
         max_chunk_tokens=settings.max_chunk_tokens,
@@ -96,6 +98,9 @@ def engine_config(settings: SchedulerSettings) -> EngineConfig:
         step_timeout_s=settings.step_timeout_s,
         store_lookup_timeout_s=settings.store_lookup_timeout_s,
         store_load_timeout_s=settings.store_load_timeout_s,
+        policy=settings.policy,
+        tenants=tenants,
+        max_wait_s=settings.max_wait_s,
     )
 
 
@@ -124,14 +129,16 @@ async def running_app(
     Raises:
         StartupError: an address cannot be bound, a file cannot be read.
     """
-    settings.security().check_listen(Address.parse(settings.listen))
+    tenants = read_tenants(settings.tenants)
+    settings.security(tenants.tenant_of_token).check_listen(Address.parse(settings.listen))
     degraded = DegradedPaths()
     metrics = EngineMetrics()
     model_name = public_name(settings.model_name) if settings.model_name else ""
     clock = MonotonicClock()
     store = _store(settings, degraded)
+    config = engine_config(settings, tenants.tenants)
     engine = Engine(
-        _connectors(settings, degraded) if connectors is None else connectors, engine_config(settings), clock, store, degraded,
+        _connectors(settings, degraded) if connectors is None else connectors, config, clock, store, degraded,
         model_name=model_name, observe=metrics.observe,
     )  # fmt: skip
     metrics.engine = engine

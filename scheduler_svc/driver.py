@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.errors import ExecutorLost, NoExecutor, OctavoError, QueueTimeout, Unavailable
+from common.errors import DeadlineExceeded, ExecutorLost, NoExecutor, OctavoError, QueueTimeout, Unavailable
 from common.ids import ExecutorId, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
@@ -19,8 +19,10 @@ from scheduler_svc import convert
 from scheduler_svc.block_traffic import BlockTraffic
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
+from scheduler_svc.core.forecast.wait import WaitForecast
 from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate, StepPlan
+from scheduler_svc.core.policies.choice import POLICIES
 from scheduler_svc.core.prefill_budget import InProportion
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.run_ahead import RunAhead
@@ -82,7 +84,7 @@ class ExecutorDriver:
         self._outstanding: deque[StepPlan] = deque()  # without a result
         self._step_offset: int | None = None
         self._ran_in_session: set[RequestId] = set()
-        self._queue_timers: dict[RequestId, asyncio.TimerHandle] = {}
+        self._deadline_timers: dict[RequestId, list[asyncio.TimerHandle]] = {}
         self._plan_timer: asyncio.TimerHandle | None = None
         self._save_timer: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.Timeout | None = None
@@ -170,11 +172,18 @@ class ExecutorDriver:
             max_waiting_tokens=self._config.max_waiting_tokens,
             prefix_caching=self._config.prefix_caching,
             save_blocks=bool(info.kv_transport) and self._config.prefix_caching,
+            max_wait_s=self._config.max_wait_s or None,
+            tenants=self._config.tenants,
         )
         if self.scheduler is None or config != self._scheduler_config:
             moving = self.release_all()
-            budget = InProportion(self._run_ahead.step_times, config.max_num_batched_tokens)
-            self.scheduler = Scheduler(config, budget)
+            step_times = self._run_ahead.step_times
+            self.scheduler = Scheduler(
+                config,
+                InProportion(step_times, config.max_num_batched_tokens),
+                POLICIES[self._config.policy](config.tenants),
+                WaitForecast(step_times, config.max_num_batched_tokens),
+            )
             self._scheduler_config = config
             for generation in moving:
                 try:
@@ -318,6 +327,10 @@ class ExecutorDriver:
         if update.finish_reason is FinishReason.QUEUE_TIMEOUT:
             self._end(generation, QueueTimeout("queue_timeout: the request waited longer for a place in the batch"))
             return
+        if update.finish_reason is FinishReason.DEADLINE:
+            metadata = {"generatedTokens": str(generation.output.num_tokens)}
+            self._end(generation, DeadlineExceeded("qos.deadline: the request has not ended by then", metadata=metadata))
+            return
         if update.token_ids:
             generation.num_fruitless_sessions = 0
             if generation.first_token_at_s is None:
@@ -359,10 +372,11 @@ class ExecutorDriver:
         self.generations[request.request_id] = generation
         for seq_id in generation.seq_ids:
             self._by_seq_id[seq_id] = generation
-        if request.queue_deadline_s is not None:
-            delay_s = max(0.0, request.queue_deadline_s - self._clock.now())
-            timer = asyncio.get_running_loop().call_later(delay_s + 0.001, self.expire)
-            self._queue_timers[request.request_id] = timer
+        for due_s in (request.queue_deadline_s, request.deadline_s):
+            if due_s is not None:
+                delay_s = max(0.0, due_s - self._clock.now())
+                timer = asyncio.get_running_loop().call_later(delay_s + 0.001, self.expire)
+                self._deadline_timers.setdefault(request.request_id, []).append(timer)
         self._pump_soon()
 
     def release_all(self) -> list[Generation]:
@@ -399,7 +413,7 @@ class ExecutorDriver:
             self._end(generation, error)
 
     def expire(self) -> None:
-        """Ends the requests that have waited longer than they want to; called when the first may have."""
+        """Ends the requests that have waited, or run, longer than they want to; called when one may have."""
         if self.scheduler is not None:
             for update in self.scheduler.expire(self._clock.now()):
                 self._route(update, [])
@@ -426,7 +440,7 @@ class ExecutorDriver:
         del self.generations[request_id]
         if self._traffic is not None:
             self._traffic.forget(request_id)
-        if (timer := self._queue_timers.pop(request_id, None)) is not None:
+        for timer in self._deadline_timers.pop(request_id, ()):
             timer.cancel()
         for seq_id in generation.seq_ids:
             self._by_seq_id.pop(seq_id, None)

@@ -24,6 +24,7 @@ from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector
 from scheduler_svc.core.placement import choose_executor
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.token_rates import TokenRates
 from scheduler_svc.driver import ExecutorDriver
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation, Output
@@ -83,6 +84,7 @@ class Engine:
         self._observe = observe
         self._connectors = list(connectors)
         self.drivers = [ExecutorDriver(c, config, clock, store, degraded, self._on_end) for c in self._connectors]
+        self._token_rates = TokenRates(config.tenants)
         self._generations: dict[RequestId, Generation] = {}
         self._hello = pb.Hello(scheduler_id="scheduler", epoch=random.SystemRandom().getrandbits(64))
         self._connected = asyncio.Event()
@@ -156,10 +158,11 @@ class Engine:
         """Takes a request; its output is pushed from now on.
 
         Raises:
-            DuplicateRequest, Draining, NoExecutor, QueueFull, KvPoolTooSmall.
+            DuplicateRequest, Draining, NoExecutor, Overloaded, KvPoolTooSmall.
         """
         if request.request_id in self._generations:
             raise DuplicateRequest(f"request_id: {request.request_id!r} is in use", metadata={"requestId": request.request_id})
+        self._token_rates.take(request, self.clock.now())
         generation = Generation(request, output)
         self._generations[request.request_id] = generation
         self._idle.clear()
@@ -170,6 +173,7 @@ class Engine:
             if not driver.is_connected:  # lost during the look-up
                 self._move_from(driver)
         except BaseException:
+            self._token_rates.give_back(request)
             self._remove(generation)
             raise
         return generation

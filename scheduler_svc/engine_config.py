@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.tenants import EQUALS, Tenants
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -17,3 +19,6 @@ class EngineConfig:
     step_timeout_s: float = 300.0
     store_lookup_timeout_s: float = 0.05
     store_load_timeout_s: float = 30.0
+    policy: str = "fair"
+    tenants: Tenants = EQUALS
+    max_wait_s: float = 0.0

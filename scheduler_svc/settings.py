@@ -1,6 +1,7 @@
 """Settings of scheduler_svc. Knows names, ranges and defaults; starts nothing."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +46,13 @@ class SchedulerSettings(ServiceSettings):
 
     max_waiting_requests: int = Field(1024, ge=1, description="bound of each executor's queue")
     max_waiting_tokens: int = Field(1 << 20, ge=1, description="bound of each executor's queue, in prompt tokens")
+    policy: Literal["fair", "fcfs", "priority"] = Field(
+        "fair", description="who goes first: fair shares of tenants in service classes, first come first served, strict priority"
+    )
+    tenants: Path | None = Field(None, description="TOML file of tenants: weights, quotas, rates, tokens; not set: all are equal")
+    max_wait_s: float = Field(
+        0.0, ge=0, description="a request that is expected to wait longer for a place in the batch is refused; 0: none is"
+    )
     max_chunk_tokens: int = Field(0, ge=0, description="most prompt tokens of one sequence in one step; 0: as many as a step has")
     prefix_caching: bool = Field(True, description="reuse computed blocks for later requests with the same beginning")
     cache_salt: SecretStr = Field(SecretStr(""), description="mixed into every block key; servers that share a store share it")
@@ -75,8 +83,12 @@ class SchedulerSettings(ServiceSettings):
         """What to_json wrote."""
         return cls.model_validate(json.loads(data))
 
-    def security(self) -> ServerSecurity:
-        """What callers of the public API must show."""
+    def security(self, tokens_of_tenants: Iterable[str] = ()) -> ServerSecurity:
+        """What callers of the public API must show.
+
+        Args:
+            tokens_of_tenants: SHA-256 of each, hexadecimal.
+        """
         return ServerSecurity(
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
@@ -84,4 +96,5 @@ class SchedulerSettings(ServiceSettings):
             token=self.token.get_secret_value(),
             admin_token=self.admin_token.get_secret_value(),
             insecure=self.insecure,
+            other_tokens=frozenset(tokens_of_tenants),
         )

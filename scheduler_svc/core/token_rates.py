@@ -37,7 +37,7 @@ class TokenRates:
         elapsed_s = max(0.0, now_s - bucket.filled_at_s)
         bucket.num_tokens = min(burst, bucket.num_tokens + terms.tokens_per_s * elapsed_s)
         bucket.filled_at_s = now_s
-        num_tokens = len(request.prompt_token_ids) + request.n * request.stop.max_tokens
+        num_tokens = _num_tokens(request)
         missing = min(num_tokens, burst) - bucket.num_tokens
         if missing > 1e-6:
             raise QuotaExceeded(
@@ -47,3 +47,13 @@ class TokenRates:
                 retry_after_s=missing / terms.tokens_per_s,
             )
         bucket.num_tokens -= num_tokens  # may go below 0 for one above the burst: the next waits that much longer
+
+    def give_back(self, request: Request) -> None:
+        """The request was refused for another reason."""
+        bucket = self._buckets.get(request.tenant)
+        if bucket is not None:
+            bucket.num_tokens += _num_tokens(request)
+
+
+def _num_tokens(request: Request) -> int:
+    return len(request.prompt_token_ids) + request.n * request.stop.max_tokens

@@ -14,6 +14,7 @@ from common.ids import RequestId
 from octavo.scheduler.v1 import inference_service_pb2 as pb
 from octavo.scheduler.v1 import inference_service_pb2_grpc as pb_grpc
 from scheduler_svc.edge import answers, validation
+from scheduler_svc.edge.callers import ANYBODY, Callers
 from scheduler_svc.edge.engine import EdgeEngine
 from scheduler_svc.edge.output import RequestOutput
 from scheduler_svc.edge.pacing import Pacing, stream_phase
@@ -28,7 +29,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer(pb_grpc.InferenceServiceServicer):
     """See the module's first lines."""
 
-    def __init__(self, engine: EdgeEngine, text: ModelText, preparation: Preparation, pacing: Pacing):
+    def __init__(self, engine: EdgeEngine, text: ModelText, preparation: Preparation, pacing: Pacing, callers: Callers = ANYBODY):
+        self._callers = callers
         self._pacing = pacing
         self._engine = engine
         self._text = text
@@ -37,7 +39,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:  # noqa: N802
         """The whole answer in one message."""
-        generation, output = await self.start(request, is_streamed=False)
+        generation, output = await self.start(request, self._tenant(context), is_streamed=False)
         try:
             deltas = await output.read()
             if output.error is not None:
@@ -50,7 +52,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         self, request: pb.StreamGenerateRequest, context: Context
     ) -> AsyncIterator[pb.StreamGenerateResponse]:
         """The answer as it comes."""
-        generation, output = await self.start(request.generation, is_streamed=True)
+        generation, output = await self.start(request.generation, self._tenant(context), is_streamed=True)
         try:
             async for message in self.messages(generation, output, request.generation):
                 yield message
@@ -61,7 +63,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         self, request_iterator: AsyncIterator[pb.GenerateSessionRequest], context: Context
     ) -> AsyncIterator[pb.GenerateSessionResponse]:
         """Many requests on one stream."""
-        session = Session(self, self._engine)
+        session = Session(self, self._engine, self._tenant(context))
         try:
             async for response in session.run(request_iterator):
                 yield response
@@ -95,14 +97,14 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         skip = request.skip_special_tokens
         return pb.DetokenizeResponse(text=self._text.tokenizer.decode(request.token_ids, skip_special_tokens=skip))
 
-    async def start(self, message: pb.GenerateRequest, *, is_streamed: bool) -> tuple[Generation, RequestOutput]:
-        """Queues a request.
+    async def start(self, message: pb.GenerateRequest, tenant: str, *, is_streamed: bool) -> tuple[Generation, RequestOutput]:
+        """Queues a request of a tenant.
 
         Raises:
             OctavoError: it is refused.
         """
         model = await self._engine.served_model()
-        request, output = await self._preparation.prepare(message, model, is_streamed=is_streamed)
+        request, output = await self._preparation.prepare(message, model, is_streamed=is_streamed, tenant=tenant)
         return await self._engine.submit(request, output), output
 
     async def messages(
@@ -122,6 +124,9 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             if is_last:
                 return
             gather_s, share = share * self._pacing.message_interval_s(self._engine.num_open_requests), 1.0
+
+    def _tenant(self, context: Context) -> str:
+        return self._callers.tenant(context.invocation_metadata())
 
     def _with_token_ids(self, message: pb.GenerateRequest) -> bool:
         return message.output.return_token_ids or self._text.tokenizer is None

@@ -9,7 +9,8 @@ from common.errors import InvalidParameter
 from common.ids import RequestId
 from octavo.executor.v1 import executor_service_pb2 as executor_pb
 from octavo.scheduler.v1 import inference_service_pb2 as pb
-from scheduler_svc.core.request import Request, SamplingParams, StopConditions
+from scheduler_svc.core.request import Request, SamplingParams, ServiceClass, StopConditions
+from scheduler_svc.core.tenants import EQUALS, Tenants
 from scheduler_svc.edge import validation
 from scheduler_svc.edge.output import RequestOutput
 from scheduler_svc.text.model_text import ModelText
@@ -22,16 +23,18 @@ class Preparation:
 
     Args:
         salt: the server's, mixed into every block key.
+        tenants: with defaults of their own.
     """
 
-    def __init__(self, text: ModelText, clock: Clock, salt: str = ""):
+    def __init__(self, text: ModelText, clock: Clock, salt: str = "", tenants: Tenants = EQUALS):
+        self._tenants = tenants
         self._text = text
         self._clock = clock
         self._salt = salt
         self._random = random.SystemRandom()
 
     async def prepare(
-        self, message: pb.GenerateRequest, model: executor_pb.ExecutorInfo, *, is_streamed: bool
+        self, message: pb.GenerateRequest, model: executor_pb.ExecutorInfo, *, is_streamed: bool, tenant: str = ""
     ) -> tuple[Request, RequestOutput]:
         """The request and where its tokens go.
 
@@ -39,6 +42,7 @@ class Preparation:
             message: from the client.
             model: what is served.
             is_streamed: False: the reader wants everything at the end.
+            tenant: who pays for it.
 
         Raises:
             InvalidParameter, PromptTooLong, ModelNotFound.
@@ -65,12 +69,18 @@ class Preparation:
                 min_tokens=min(stopping.min_tokens, max_tokens),
                 stop_token_ids=frozenset(stopping.stop_token_ids) | eos,
             ),
-            root_key=root_key(model.kv_fingerprint, chain_salt(self._salt, message.cache_salt)),
+            root_key=root_key(model.kv_fingerprint, chain_salt(self._salt, message.cache_salt, tenant)),
             arrival_s=arrival_s,
             n=message.n if message.HasField("n") else 1,
             queue_deadline_s=(
                 arrival_s + message.queue_timeout.ToNanoseconds() / 1e9 if message.HasField("queue_timeout") else None
             ),
+            tenant=tenant,
+            service_class=self._service_class(message.qos, tenant),
+            priority=message.qos.priority,
+            ttft_target_s=_seconds(message.qos, "ttft_target"),
+            tpot_target_s=_seconds(message.qos, "tpot_target"),
+            deadline_s=None if (within_s := _seconds(message.qos, "deadline")) is None else arrival_s + within_s,
         )
         echo = ""
         if message.output.echo:
@@ -132,6 +142,9 @@ class Preparation:
             num_logprobs=message.output.logprobs if message.output.HasField("logprobs") else None,
         )
 
+    def _service_class(self, qos: pb.QosSpec, tenant: str) -> ServiceClass:
+        return ServiceClass(qos.service_class) if qos.service_class else self._tenants.terms(tenant).default_class
+
     def _decode(self, token_ids: list[int], options: pb.OutputOptions) -> str:
         assert self._text.tokenizer is not None
         return self._text.tokenizer.decode(token_ids, skip_special_tokens=skips_special_tokens(options))
@@ -151,6 +164,11 @@ class Preparation:
         ]
         keep_stop = message.stopping.include_stop_str_in_output
         return RequestOutput(samples, echo=echo, keep_stop=keep_stop, is_bounded=is_streamed)
+
+
+def _seconds(qos: pb.QosSpec, name: str) -> float | None:
+    duration: float | None = getattr(qos, name).ToNanoseconds() / 1e9 if qos.HasField(name) else None  # type: ignore[arg-type]
+    return duration
 
 
 def skips_special_tokens(options: pb.OutputOptions) -> bool:

@@ -20,7 +20,7 @@ _MAX_REQUESTS = 1024
 class Source(Protocol):
     """Starts requests and turns their output into messages; see InferenceServicer."""
 
-    async def start(self, message: pb.GenerateRequest, *, is_streamed: bool) -> tuple[Generation, RequestOutput]:
+    async def start(self, message: pb.GenerateRequest, tenant: str, *, is_streamed: bool) -> tuple[Generation, RequestOutput]:
         """Queues a request."""
         ...
 
@@ -32,9 +32,10 @@ class Source(Protocol):
 
 
 class Session:
-    """The requests of one GenerateSession stream."""
+    """The requests of one GenerateSession stream, which are one tenant's."""
 
-    def __init__(self, source: Source, engine: EdgeEngine):
+    def __init__(self, source: Source, engine: EdgeEngine, tenant: str = ""):
+        self._tenant = tenant
         self._source = source
         self._engine = engine
         # One place: a request whose message cannot be sent merges its news meanwhile.
@@ -93,7 +94,7 @@ class Session:
 
     async def _generate(self, message: pb.GenerateRequest) -> None:
         try:
-            generation, output = await self._source.start(message, is_streamed=True)
+            generation, output = await self._source.start(message, self._tenant, is_streamed=True)
             try:
                 async for response in self._source.messages(generation, output, message):
                     await self._responses.put(pb.GenerateSessionResponse(response=response))

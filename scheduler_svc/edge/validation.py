@@ -18,6 +18,7 @@ MAX_LOGPROBS = 20
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_CACHE_SALT_BYTES = 256
 MAX_LOGIT_BIAS = 1024
+MAX_PRIORITY = 1000
 _ROLES = ("system", "user", "assistant")
 
 
@@ -39,6 +40,7 @@ def check_generate(message: pb.GenerateRequest, vocab_size: int, *, has_tokenize
         _check_range("n", message.n, 1, MAX_SAMPLES)
     if message.HasField("queue_timeout") and message.queue_timeout.ToNanoseconds() < 0:
         raise InvalidParameter("queue_timeout", "is negative, at least 0 s")
+    _check_qos(message.qos)
     _check_sampling(message.sampling, vocab_size)
     _check_stopping(message.stopping, vocab_size, has_tokenizer=has_tokenizer)
     if message.output.HasField("logprobs"):
@@ -114,6 +116,16 @@ def check_detokenize(token_ids: Sequence[int], vocab_size: int) -> None:
         InvalidParameter: one of them is not in the vocabulary.
     """
     _check_token_ids("token_ids", token_ids, vocab_size)
+
+
+def _check_qos(qos: pb.QosSpec) -> None:
+    if qos.service_class not in pb.ServiceClass.values():
+        names = ", ".join(pb.ServiceClass.keys()[1:])
+        raise InvalidParameter("qos.service_class", f"{qos.service_class} is no class, must be one of {names}")
+    _check_range("qos.priority", qos.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    for name in ("ttft_target", "tpot_target", "deadline"):
+        if qos.HasField(name) and getattr(qos, name).ToNanoseconds() <= 0:
+            raise InvalidParameter(f"qos.{name}", f"{getattr(qos, name).ToNanoseconds() / 1e9:g} s is out of range, above 0 s")
 
 
 def _check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:

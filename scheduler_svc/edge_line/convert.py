@@ -12,7 +12,7 @@ from common.token_ids import pack_token_ids, unpack_token_ids
 from octavo.scheduler.v1 import edge_line_pb2 as pb
 from octavo.types.v1 import types_pb2
 from scheduler_svc.core.plan import SequenceUpdate
-from scheduler_svc.core.request import Request, SamplingParams, StopConditions
+from scheduler_svc.core.request import Request, SamplingParams, ServiceClass, StopConditions
 
 
 def submit_message(first_sample: int, request: Request) -> pb.SubmitRequest:
@@ -42,6 +42,12 @@ def submit_message(first_sample: int, request: Request) -> pb.SubmitRequest:
         arrival_s=request.arrival_s,
         n=request.n,
         queue_deadline_s=request.queue_deadline_s,
+        tenant=request.tenant,
+        service_class=request.service_class.value,  # type: ignore[arg-type]
+        priority=request.priority,
+        ttft_target_s=request.ttft_target_s,
+        tpot_target_s=request.tpot_target_s,
+        deadline_s=request.deadline_s,
     )
 
 
@@ -74,6 +80,12 @@ def submitted_request(message: pb.SubmitRequest) -> Request:
             if message.HasField("prompt_keys")
             else None
         ),
+        tenant=message.tenant,
+        service_class=ServiceClass(message.service_class),
+        priority=message.priority,
+        ttft_target_s=message.ttft_target_s if message.HasField("ttft_target_s") else None,
+        tpot_target_s=message.tpot_target_s if message.HasField("tpot_target_s") else None,
+        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
     )
 
 

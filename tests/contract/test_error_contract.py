@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from octavo.scheduler.v1 import inference_service_pb2 as pb
 from octavo.types.v1.types_pb2 import SamplingParams
@@ -33,8 +34,17 @@ def turn(role: str) -> pb.GenerateRequest:
     return pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role=role, content="x")]))
 
 
+def qos(**fields: Any) -> pb.GenerateRequest:
+    return text(qos=pb.QosSpec(**fields))
+
+
 # Request, field, what the message says about the limit.
 BAD_REQUESTS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
+    "unknown class": (qos(service_class=9), "qos.service_class", "SERVICE_CLASS_INTERACTIVE, SERVICE_CLASS_STANDARD"),  # type: ignore[arg-type]
+    "priority 1001": (qos(priority=1001), "qos.priority", "at least -1000 and at most 1000"),
+    "ttft target 0": (qos(ttft_target=Duration()), "qos.ttft_target", "above 0 s"),
+    "tpot target 0": (qos(tpot_target=Duration()), "qos.tpot_target", "above 0 s"),
+    "deadline -1": (qos(deadline=Duration(seconds=-1)), "qos.deadline", "above 0 s"),
     "no prompt": (pb.GenerateRequest(), "prompt", "exactly one of text, token_ids and chat"),
     "empty text": (text(""), "text", "at least one token"),
     "empty ids": (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids.ids", "at least one token"),

@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from octavo.executor.v1 import executor_service_pb2 as _executor_service_pb2
 from octavo.scheduler.v1 import admin_service_pb2 as _admin_service_pb2
+from octavo.scheduler.v1 import inference_service_pb2 as _inference_service_pb2
 from octavo.types.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -122,6 +123,12 @@ class SubmitRequest(_message.Message):
     ARRIVAL_S_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     QUEUE_DEADLINE_S_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    SERVICE_CLASS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TTFT_TARGET_S_FIELD_NUMBER: _builtins.int
+    TPOT_TARGET_S_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
     first_sample: _builtins.int
     """Of its sample 0; sample i has first_sample + i. Never used again on this line."""
     request_id: _builtins.str
@@ -139,6 +146,13 @@ class SubmitRequest(_message.Message):
     """Seconds on the clock of this host, which all its processes share."""
     n: _builtins.int
     queue_deadline_s: _builtins.float
+    tenant: _builtins.str
+    service_class: _inference_service_pb2.ServiceClass.ValueType
+    priority: _builtins.int
+    ttft_target_s: _builtins.float
+    tpot_target_s: _builtins.float
+    deadline_s: _builtins.float
+    """On the clock of arrival_s."""
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
     @_builtins.property
@@ -159,23 +173,41 @@ class SubmitRequest(_message.Message):
         arrival_s: _builtins.float = ...,
         n: _builtins.int = ...,
         queue_deadline_s: _builtins.float | None = ...,
+        tenant: _builtins.str = ...,
+        service_class: _inference_service_pb2.ServiceClass.ValueType = ...,
+        priority: _builtins.int = ...,
+        ttft_target_s: _builtins.float | None = ...,
+        tpot_target_s: _builtins.float | None = ...,
+        deadline_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_prompt_keys", b"_prompt_keys", "_queue_deadline_s", b"_queue_deadline_s", "num_logprobs", b"num_logprobs", "prompt_keys", b"prompt_keys", "queue_deadline_s", b"queue_deadline_s", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_num_logprobs", b"_num_logprobs", "_prompt_keys", b"_prompt_keys", "_queue_deadline_s", b"_queue_deadline_s", "_tpot_target_s", b"_tpot_target_s", "_ttft_target_s", b"_ttft_target_s", "deadline_s", b"deadline_s", "num_logprobs", b"num_logprobs", "prompt_keys", b"prompt_keys", "queue_deadline_s", b"queue_deadline_s", "sampling", b"sampling", "tpot_target_s", b"tpot_target_s", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_prompt_keys", b"_prompt_keys", "_queue_deadline_s", b"_queue_deadline_s", "arrival_s", b"arrival_s", "first_sample", b"first_sample", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "num_logprobs", b"num_logprobs", "prompt_keys", b"prompt_keys", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_s", b"queue_deadline_s", "request_id", b"request_id", "root_key", b"root_key", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_num_logprobs", b"_num_logprobs", "_prompt_keys", b"_prompt_keys", "_queue_deadline_s", b"_queue_deadline_s", "_tpot_target_s", b"_tpot_target_s", "_ttft_target_s", b"_ttft_target_s", "arrival_s", b"arrival_s", "deadline_s", b"deadline_s", "first_sample", b"first_sample", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "num_logprobs", b"num_logprobs", "priority", b"priority", "prompt_keys", b"prompt_keys", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_s", b"queue_deadline_s", "request_id", b"request_id", "root_key", b"root_key", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "tpot_target_s", b"tpot_target_s", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__prompt_keys: _TypeAlias = _typing.Literal["prompt_keys"]  # noqa: Y015
     _WhichOneofArgType__prompt_keys: _TypeAlias = _typing.Literal["_prompt_keys", b"_prompt_keys"]  # noqa: Y015
     _WhichOneofReturnType__queue_deadline_s: _TypeAlias = _typing.Literal["queue_deadline_s"]  # noqa: Y015
     _WhichOneofArgType__queue_deadline_s: _TypeAlias = _typing.Literal["_queue_deadline_s", b"_queue_deadline_s"]  # noqa: Y015
+    _WhichOneofReturnType__tpot_target_s: _TypeAlias = _typing.Literal["tpot_target_s"]  # noqa: Y015
+    _WhichOneofArgType__tpot_target_s: _TypeAlias = _typing.Literal["_tpot_target_s", b"_tpot_target_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_target_s: _TypeAlias = _typing.Literal["ttft_target_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_target_s: _TypeAlias = _typing.Literal["_ttft_target_s", b"_ttft_target_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_s) -> _WhichOneofReturnType__deadline_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_keys) -> _WhichOneofReturnType__prompt_keys | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_deadline_s) -> _WhichOneofReturnType__queue_deadline_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot_target_s) -> _WhichOneofReturnType__tpot_target_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_target_s) -> _WhichOneofReturnType__ttft_target_s | None: ...
 
 Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
 

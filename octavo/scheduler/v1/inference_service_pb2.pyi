@@ -21,6 +21,32 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ServiceClass:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ServiceClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServiceClass.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SERVICE_CLASS_UNSPECIFIED: _ServiceClass.ValueType  # 0
+    """The tenant's default, which is STANDARD if nobody says otherwise."""
+    SERVICE_CLASS_INTERACTIVE: _ServiceClass.ValueType  # 1
+    """Somebody watches the answer come."""
+    SERVICE_CLASS_STANDARD: _ServiceClass.ValueType  # 2
+    SERVICE_CLASS_BATCH: _ServiceClass.ValueType  # 3
+    """Nobody waits for it; it makes room for others."""
+
+class ServiceClass(_ServiceClass, metaclass=_ServiceClassEnumTypeWrapper):
+    """Who goes first, and who makes room when there is none."""
+
+SERVICE_CLASS_UNSPECIFIED: ServiceClass.ValueType  # 0
+"""The tenant's default, which is STANDARD if nobody says otherwise."""
+SERVICE_CLASS_INTERACTIVE: ServiceClass.ValueType  # 1
+"""Somebody watches the answer come."""
+SERVICE_CLASS_STANDARD: ServiceClass.ValueType  # 2
+SERVICE_CLASS_BATCH: ServiceClass.ValueType  # 3
+"""Nobody waits for it; it makes room for others."""
+Global___ServiceClass: _TypeAlias = ServiceClass  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -66,6 +92,7 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     QUEUE_TIMEOUT_FIELD_NUMBER: _builtins.int
+    QOS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """"models/{model}"; empty: the only model of this server."""
     text: _builtins.str
@@ -92,6 +119,10 @@ class GenerateRequest(_message.Message):
     def queue_timeout(self) -> _duration_pb2.Duration:
         """Longest wait for a place in the batch; passing it is DEADLINE_EXCEEDED with QUEUE_TIMEOUT."""
 
+    @_builtins.property
+    def qos(self) -> Global___QosSpec:
+        """How urgent it is; not set: as its tenant's requests are."""
+
     def __init__(
         self,
         *,
@@ -106,10 +137,11 @@ class GenerateRequest(_message.Message):
         request_id: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
         queue_timeout: _duration_pb2.Duration | None = ...,
+        qos: Global___QosSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "n", b"n", "output", b"output", "prompt", b"prompt", "queue_timeout", b"queue_timeout", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "n", b"n", "output", b"output", "prompt", b"prompt", "qos", b"qos", "queue_timeout", b"queue_timeout", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "n", b"n", "output", b"output", "prompt", b"prompt", "queue_timeout", b"queue_timeout", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "n", b"n", "output", b"output", "prompt", b"prompt", "qos", b"qos", "queue_timeout", b"queue_timeout", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -121,6 +153,49 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class QosSpec(_message.Message):
+    """Quality of service of one request. Which tenant pays for it says the caller's credential, never a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_CLASS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TTFT_TARGET_FIELD_NUMBER: _builtins.int
+    TPOT_TARGET_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
+    service_class: Global___ServiceClass.ValueType
+    priority: _builtins.int
+    """Inside the class, among requests of the same tenant, -1000..1000; lower runs first."""
+    @_builtins.property
+    def ttft_target(self) -> _duration_pb2.Duration:
+        """From arrival to the first token, as the client would like it, above 0 s; not set: the class's."""
+
+    @_builtins.property
+    def tpot_target(self) -> _duration_pb2.Duration:
+        """Between two output tokens, above 0 s: prompts beside it are cut into chunks that keep it; not set: none."""
+
+    @_builtins.property
+    def deadline(self) -> _duration_pb2.Duration:
+        """From arrival to the end, above 0 s; passing it, in the queue or later, is DEADLINE_EXCEEDED with DEADLINE."""
+
+    def __init__(
+        self,
+        *,
+        service_class: Global___ServiceClass.ValueType = ...,
+        priority: _builtins.int = ...,
+        ttft_target: _duration_pb2.Duration | None = ...,
+        tpot_target: _duration_pb2.Duration | None = ...,
+        deadline: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "tpot_target", b"tpot_target", "ttft_target", b"ttft_target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "priority", b"priority", "service_class", b"service_class", "tpot_target", b"tpot_target", "ttft_target", b"ttft_target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QosSpec: _TypeAlias = QosSpec  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):

@@ -35,6 +35,11 @@ EVERY_OPTION = GenerateOptions(
     cache_salt="s",
     queue_timeout_s=1.5,
     timeout_s=10.0,
+    service_class="batch",
+    priority=-3,
+    ttft_target_s=0.5,
+    tpot_target_s=0.02,
+    deadline_s=30.0,
 )
 
 
@@ -59,6 +64,15 @@ def test_every_option_arrives() -> None:
     assert stopping.include_stop_str_in_output
     assert (output.logprobs, output.return_token_ids, output.skip_special_tokens, output.echo) == (5, True, False, True)
     assert request.queue_timeout.ToNanoseconds() == 1_500_000_000
+    qos = request.qos
+    assert (qos.service_class, qos.priority) == (pb.SERVICE_CLASS_BATCH, -3)
+    targets = (qos.ttft_target, qos.tpot_target, qos.deadline)
+    assert [target.ToNanoseconds() for target in targets] == [500_000_000, 20_000_000, 30_000_000_000]
+
+
+def test_a_class_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(InvalidParameter, match="'urgent' is no class, must be one of interactive, standard, batch"):
+        generate_request("hello", {"service_class": "urgent"})
 
 
 def test_what_is_not_given_is_not_set() -> None:
