@@ -63,7 +63,8 @@ class Sequence:
         is_protected: was preempted and has not got a token since: it may not be preempted again.
         awaited_key: while waiting: the promised key that it waits for.
         account: of whoever pays for it; the policy sets it.
-        tier: how urgent it is for the policy; lower may take room from higher. Fixed while it runs.
+        tier: how safe its place is while it runs, for the policy: room is taken from higher first. Fixed while it runs.
+        claim: at its admission room may be taken from tiers above this; at least its tier.
         was_admitted: had a place in the batch, here or elsewhere; its prompt is paid for.
         num_preemptions: how often it lost its place to others.
         decode, planned_decode: a chunk of one token of it without a new block, as the plan has it and as it is in flight.
@@ -90,6 +91,7 @@ class Sequence:
     awaited_key: BlockKey | None = None
     account: Account = field(default_factory=Account)
     tier: int = field(init=False)
+    claim: int = field(init=False)
     was_admitted: bool = False
     num_preemptions: int = 0
     stop_token_ids: frozenset[int] = field(init=False)
@@ -100,7 +102,7 @@ class Sequence:
         self.stop_token_ids = self.request.stop.stop_token_ids
         self.decode = Chunk(self.seq_id, 1)
         self.planned_decode = PlannedChunk(self, self.attempt, 1, True)
-        self.tier = self.request.service_class
+        self.tier = self.claim = self.request.service_class
         self.was_admitted = bool(self.request.generated)
 
     @property

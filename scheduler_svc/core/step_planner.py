@@ -135,7 +135,7 @@ class StepPlanner:
                 return
             if sequence.num_in_flight_steps:
                 return
-            if (batch.num_tokens_left == 0 or running.is_full) and not running.has_behind_tier(sequence.tier):
+            if (batch.num_tokens_left == 0 or running.is_full) and not running.has_behind_tier(sequence.claim):
                 return
             state = self._requests.state_of(sequence)
             found = find_attachment(sequence, state.sequences, running.index)
@@ -167,7 +167,7 @@ class StepPlanner:
 
     def _make_room(self, batch: Batch, running: RunningSet, sequence: Sequence, found: Attachment) -> bool:
         """One running sequence of a less urgent tier goes, if with others like it that is enough for a waiting one."""
-        candidates = running.behind_tier(sequence.tier)
+        candidates = running.behind_tier(sequence.claim)
         if not running.would_suffice(sequence, found, candidates):
             return False
         victim = self._policy.choose_victim(candidates)

@@ -10,23 +10,24 @@ In a lane: by priority, then by the time at which the first token should be ther
 What a lane was served is counted in virtual tokens, as in "Fairness in Serving Large Language Models" (VTC, arXiv 2401.00588):
 a prompt token 1, or CACHED_TOKEN if it need not be computed, when its request is admitted; a decoded token DECODED_TOKEN; a
 block on the device BLOCK_SECOND for each second; all divided by the tenant's weight. A lane in which nobody waited is lifted to
-the class's virtual time when somebody comes: the service of the lane that was admitted from last. Nobody saves up a claim by
+the class's virtual time when somebody comes: the least service of all lanes in which somebody waits. Nobody saves up a claim by
 being idle.
 
 The service gap. Let two lanes of a class have somebody waiting all through an interval. What they are served in it, by weight,
 differs by at most 2 * (LEAD + U), where U is the most virtual tokens that can be charged to one lane for one prompt and for
-all it has in the batch (gap_bound). Proof sketch: virtual time v never falls, and no lane in which somebody waits is below v: it
-was lifted to v, its service never falls, and v moves only to the service of the lane that was lowest. And no lane is above
-v + LEAD + U: at its last admission it was at v, being the lowest, or at v + LEAD at most, being overdue; since then it was
-charged for that prompt and for what runs, which is U at most. (Preempted sequences go before new ones of their class, so a lane
-never has more under way than there are seats.) So at any time all such lanes lie in [v, v + LEAD + U].
+all it has in the batch (gap_bound). Proof sketch: virtual time v never falls, because service never falls and who joins is lifted
+to v; and no lane in which somebody waits is below it. Nor is one above v + LEAD + U: at its last admission it was at v, being the
+lowest, or at v + LEAD at most, being overdue; since then it was charged for that prompt and for what runs, which is U at most.
+(Preempted sequences go before new ones of their class, so a lane never has more under way than there are seats.) So at any time
+all such lanes lie in [v, v + LEAD + U].
 
 The wait. Let somebody wait in a lane whose service is at most LEAD above v. After the class's patience without an admission the
 lane is overdue, and is ahead of everything but lanes that are overdue longer. Each of those leaves the front with one admission.
 So the next of the lane is admitted at the latest when, beginning with patience_s after the admission before, seats and blocks
 have come free for one sequence of each other lane and for it: W = patience_s + the time of that, whatever comes meanwhile. What
-was admitted overdue runs in the first tier: no class takes its room away. A lane further ahead than LEAD was served that much
-more than others that wait; it is overdue only after they have caught up. Preempted sequences age one by one, in the same way.
+was admitted because it was overdue runs in the first tier: no class takes its room away; nor does it take any from its own class
+or more urgent ones. A lane further ahead than LEAD was served that much more than others that wait; it is overdue only after they
+have caught up. Preempted sequences age one by one, in the same way.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +46,7 @@ DECODED_TOKEN = 2.0
 BLOCK_SECOND = 0.5
 """A context of 1,000 tokens in blocks of 16 costs a third of what its decoded tokens do at 50 a second."""
 LEAD = 32_768.0
-"""Virtual tokens that a lane may be ahead and still counts as kept waiting by others."""
+"""Virtual tokens."""
 PATIENCE_S: Mapping[ServiceClass, float] = {
     ServiceClass.INTERACTIVE: 2.0,
     ServiceClass.STANDARD: 15.0,
@@ -61,8 +62,17 @@ _FIRST_TIER = 0
 _MANY_LANES = 4096
 
 
-def gap_bound(prompt_tokens: int, output_tokens: int, num_seats: int, blocks: int, run_s: float) -> float:
-    """The stated bound on the service gap of two tenants of weight 1; see the module's first lines.
+def gap_bound(
+    prompt_tokens: int,
+    output_tokens: int,
+    num_seats: int,
+    blocks: int,
+    run_s: float,
+    *,
+    least_weight: float = 1.0,
+    lead: float = LEAD,
+) -> float:
+    """The stated bound on the service gap of two tenants, divided by their weights; see the module's first lines.
 
     Args:
         prompt_tokens: of one sequence at most.
@@ -70,9 +80,11 @@ def gap_bound(prompt_tokens: int, output_tokens: int, num_seats: int, blocks: in
         num_seats: sequences in the batch at most.
         blocks: of all of them at most.
         run_s: longest time from a sequence's admission to its end.
+        least_weight: of the two.
+        lead: see FairShare.
     """
     most_charged = prompt_tokens + num_seats * DECODED_TOKEN * output_tokens + BLOCK_SECOND * blocks * run_s
-    return 2 * (LEAD + most_charged)
+    return 2 * (lead + most_charged / least_weight)
 
 
 class _Class:
@@ -87,11 +99,34 @@ class _Class:
         self.resumed_by_since = SequenceHeap()
         self.num_tokens = 0
 
-    def overdue_lane(self, now_s: float) -> Lane | None:
+    def regular(self) -> Sequence | None:
+        """Whose turn it is if nobody of other classes is considered."""
+        resumed = self.resumed.first()
+        if resumed is not None:
+            return resumed[1]
+        lane = self.by_service.first()
+        return None if lane is None else lane.head
+
+    def overdue(self, now_s: float, lead: float) -> tuple[float, Sequence] | None:
+        """Who has waited too long, and since when; None: nobody."""
+        found = None
         lane = self.by_since.first()
-        if lane is None or lane.since_s + self.patience_s > now_s or lane.service > self.virtual_time + LEAD:
-            return None
-        return lane
+        if lane is not None and lane.since_s + self.patience_s <= now_s and lane.service <= self.virtual_time + lead:
+            found = lane.since_s + self.patience_s, lane.head
+        resumed = self.resumed_by_since.first()
+        if resumed is not None and (due_s := resumed[0][0] + self.patience_s) <= now_s and (found is None or due_s < found[0]):
+            found = due_s, resumed[1]
+        return found
+
+    def begin_step(self, now_s: float, lead: float) -> None:
+        """Moves virtual time; a lane that is too far ahead to be overdue begins to wait anew."""
+        lowest = self.by_service.first()
+        if lowest is not None:
+            self.virtual_time = max(self.virtual_time, lowest.service)
+        while (oldest := self.by_since.first()) is not None and oldest.since_s + self.patience_s <= now_s:
+            if oldest.service <= self.virtual_time + lead:
+                break
+            oldest.since_s = now_s
 
 
 class FairShare:
@@ -101,6 +136,7 @@ class FairShare:
         tenants: weights.
         cost: of preempting a sequence.
         patience_s: by class, before ageing.
+        lead: virtual tokens that a lane may be ahead and still counts as kept waiting by others.
     """
 
     def __init__(
@@ -108,7 +144,9 @@ class FairShare:
         tenants: Tenants = EQUALS,
         cost: Cost = lost_tokens,
         patience_s: Mapping[ServiceClass, float] = PATIENCE_S,
+        lead: float = LEAD,
     ):
+        self._lead = lead
         self._tenants = tenants
         self._cost = cost
         self._now_s = 0.0
@@ -118,7 +156,7 @@ class FairShare:
         self._num_lanes = 0
 
     def begin_step(self, now_s: float) -> None:
-        """Charges what was used since the last step, and ends the wait of lanes that are too far ahead to be overdue."""
+        """Charges what was used since the last step."""
         elapsed_s, self._now_s = now_s - self._now_s, now_s
         idle = None
         for lane in self._serving.values():
@@ -129,10 +167,7 @@ class FairShare:
         for number in idle or ():
             del self._serving[number]
         for waiting in self._classes.values():
-            while (oldest := waiting.by_since.first()) is not None and oldest.since_s + waiting.patience_s <= now_s:
-                if oldest.service <= waiting.virtual_time + LEAD:
-                    break
-                oldest.since_s = now_s
+            waiting.begin_step(now_s, self._lead)
 
     def insert(self, sequence: Sequence) -> None:
         """See Policy."""
@@ -170,20 +205,18 @@ class FairShare:
 
     def first(self) -> Sequence | None:
         """See Policy."""
+        regular = None
+        for waiting in self._classes.values():
+            regular = waiting.regular()
+            if regular is not None:
+                break
         overdue = self._first_overdue()
-        if overdue is not None:
+        if overdue is not None and overdue is not regular:
             overdue.tier = _FIRST_TIER
             return overdue
-        for service_class, waiting in self._classes.items():
-            resumed = waiting.resumed.first()
-            if resumed is not None:
-                return resumed[1]
-            lane = waiting.by_service.first()
-            if lane is not None:
-                sequence = _head(lane)
-                sequence.tier = service_class
-                return sequence
-        return None
+        if regular is not None and not regular.was_admitted:
+            regular.tier = regular.request.service_class
+        return regular
 
     def admit(self, sequence: Sequence, num_new_tokens: int, num_cached_tokens: int) -> None:
         """See Policy."""
@@ -194,9 +227,6 @@ class FairShare:
         if sequence.was_admitted:
             return
         lane.since_s = self._now_s
-        if sequence.tier != _FIRST_TIER:
-            waiting = self._classes[request.service_class]
-            waiting.virtual_time = max(waiting.virtual_time, lane.service)
         lane.charge(num_new_tokens + CACHED_TOKEN * num_cached_tokens)
 
     def choose_victim(self, candidates: Seq[Sequence]) -> Sequence | None:
@@ -223,15 +253,12 @@ class FairShare:
             yield from lane.waiting
 
     def _first_overdue(self) -> Sequence | None:
-        longest_s, found = inf, None
+        longest_s, first = inf, None
         for waiting in self._classes.values():
-            lane = waiting.overdue_lane(self._now_s)
-            if lane is not None and lane.since_s + waiting.patience_s < longest_s:
-                longest_s, found = lane.since_s + waiting.patience_s, _head(lane)
-            resumed = waiting.resumed_by_since.first()
-            if resumed is not None and (due_s := resumed[0][0] + waiting.patience_s) <= self._now_s and due_s < longest_s:
-                longest_s, found = due_s, resumed[1]
-        return found
+            found = waiting.overdue(self._now_s, self._lead)
+            if found is not None and found[0] < longest_s:
+                longest_s, first = found
+        return first
 
     def _lane(self, request: Request) -> Lane:
         name = request.tenant, request.service_class
@@ -254,10 +281,4 @@ class FairShare:
     def _cost_to_tenant(self, sequence: Sequence) -> float:
         lane = self._lane(sequence.request)
         ahead = max(0.0, lane.service - self._classes[lane.service_class].virtual_time)
-        return self._cost(sequence) / (1.0 + ahead / LEAD)
-
-
-def _head(lane: Lane) -> Sequence:
-    found = lane.waiting.first()
-    assert found is not None, f"nobody waits in lane {lane.number}"
-    return found[1]
+        return self._cost(sequence) / (1.0 + ahead / self._lead)

@@ -24,7 +24,7 @@ class Fcfs:
 
     def insert(self, sequence: Sequence) -> None:
         """See Policy."""
-        sequence.tier = 0
+        sequence.tier = sequence.claim = 0
         self._waiting.push(sequence.order, sequence)
         self._num_tokens += sequence.num_prompt_tokens
 

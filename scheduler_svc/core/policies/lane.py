@@ -6,6 +6,7 @@ from collections.abc import Callable
 from scheduler_svc.core.account import Account
 from scheduler_svc.core.policies.sequence_heap import SequenceHeap
 from scheduler_svc.core.request import ServiceClass
+from scheduler_svc.core.sequence import Sequence
 
 
 class Lane:
@@ -32,6 +33,13 @@ class Lane:
         self.service = 0.0
         self.since_s = 0.0
         self._num_decodes = 0
+
+    @property
+    def head(self) -> Sequence:
+        """Who waits first; somebody waits."""
+        found = self.waiting.first()
+        assert found is not None, f"nobody waits in lane {self.number}"
+        return found[1]
 
     def charge(self, tokens: float) -> None:
         """It was served so many virtual tokens."""

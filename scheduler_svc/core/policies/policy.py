@@ -5,7 +5,7 @@ others compute, is not with the policy meanwhile. A policy has no clock: it know
 
 What each policy has to keep, because the end of every request rests on it (preemption.py):
 - first() is somebody as long as anybody is in; the same one until something changes.
-- a sequence's tier does not change while it runs.
+- a sequence's tier does not change while it runs, and its claim is not below its tier.
 - a victim is one of the candidates, and not protected.
 """
 
@@ -33,7 +33,7 @@ class Policy(Protocol):
         ...
 
     def first(self) -> Sequence | None:
-        """Who is to be admitted next, its tier set; nothing changes. None: nobody waits here."""
+        """Who is to be admitted next, its tier and claim set; nothing changes. None: nobody waits here."""
         ...
 
     def admit(self, sequence: Sequence, num_new_tokens: int, num_cached_tokens: int) -> None:

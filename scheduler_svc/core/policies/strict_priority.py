@@ -27,7 +27,7 @@ class StrictPriority:
 
     def insert(self, sequence: Sequence) -> None:
         """See Policy."""
-        sequence.tier = _tier(sequence.request)
+        sequence.tier = sequence.claim = _tier(sequence.request)
         self._waiting.push(sequence.rank, sequence)
         num_tokens = self._num_tokens_by_tier.get(sequence.tier, 0)
         self._num_tokens_by_tier[sequence.tier] = num_tokens + sequence.num_prompt_tokens
