@@ -27,6 +27,8 @@ class Machine:
     Attributes:
         service: virtual tokens by lane, not divided by weights.
         longest_run_s: from a first admission to the end of the sequence.
+        longest_stay_s: in the batch without a break.
+        inspect: called when a step has been planned.
     """
 
     def __init__(self, config: SchedulerConfig, policy: Policy, step_s: float = 0.05):
@@ -35,9 +37,11 @@ class Machine:
         self.scheduler = Scheduler(config, policy=policy)
         self.step_s = step_s
         self.now_s = 0.0
+        self.inspect: Callable[[Machine], None] = lambda machine: None
         self.service: dict[Lane, float] = defaultdict(float)
         self.waiting: Counter[Lane] = Counter()
-        self.longest_run_s = 0.0
+        self.longest_run_s = self.longest_stay_s = 0.0
+        self._started_at_s: dict[int, float] = {}
         self.num_steps = 0
         self._admitted_at_s: dict[int, float] = {}
         self._lane_of: dict[int, Lane] = {}
@@ -65,11 +69,15 @@ class Machine:
     def step(self) -> StepPlan | None:
         """Plans a step, carries it out, and moves time on."""
         plan = self.scheduler.schedule(self.now_s)
+        self.inspect(self)
         self.now_s += self.step_s
         if plan is None:
             return None
         self.num_steps += 1
+        for seq_id in plan.dropped_seq_ids:
+            self._note_stay(seq_id)
         for new in plan.new_sequences:
+            self._started_at_s[new.seq_id] = self.now_s - self.step_s
             if new.seq_id not in self._admitted_at_s:
                 lane = self._lane_of[new.seq_id]
                 self._admitted_at_s[new.seq_id] = self.now_s - self.step_s
@@ -85,8 +93,13 @@ class Machine:
         sampled = [SampledToken(seq_id, 1) for seq_id in ends]
         for update in self.scheduler.apply(plan.step_id, sampled, {}):
             if update.finish_reason is not None:
+                self._note_stay(update.seq_id)
                 self.longest_run_s = max(self.longest_run_s, self.now_s - self._admitted_at_s[update.seq_id])
         return plan
+
+    def _note_stay(self, seq_id: int) -> None:
+        if (started_at_s := self._started_at_s.pop(seq_id, None)) is not None:
+            self.longest_stay_s = max(self.longest_stay_s, self.now_s - started_at_s)
 
     def running(self) -> list[Sequence]:
         return list(self.scheduler._running)
