@@ -23,6 +23,8 @@ LEAST_TOKENS = 2048
 TARGET_MARGIN = 0.9
 """Of a target: the rest is for what lies between two steps, and for predictions that are short."""
 LEAST_CHUNK_TOKENS = 32
+LEAST_QUICK_TOKENS = 512
+"""Of a step that should be short for the sake of those who may come: shorter ones do too little."""
 
 
 class PrefillBudget(Protocol):

@@ -18,7 +18,7 @@ from scheduler_svc.core.attachment import Attachment, Awaited, find_attachment
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.policies.policy import Policy
-from scheduler_svc.core.prefill_budget import PrefillBudget
+from scheduler_svc.core.prefill_budget import LEAST_QUICK_TOKENS, PrefillBudget
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.running_set import RunningSet
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
@@ -96,8 +96,16 @@ class StepPlanner:
     def _num_chunk_tokens(self, batch: Batch, sequence: Sequence, begin: int) -> int:
         """How long the sequence's next chunk is in this step, behind tokens that are computed; 0: it has to wait."""
         num_tokens = batch.room_for(min(sequence.num_known_tokens - begin, self._max_chunk_tokens))
+        if num_tokens <= 1:
+            return num_tokens
+        work = batch.work()
+        quick_s = self._policy.longest_step_s(sequence)
+        if quick_s is not None:
+            num_within = self._prefill_budget.num_tokens_within(quick_s, work, begin, num_tokens)
+            num_least = 0 if work.num_prefill_tokens else min(num_tokens, LEAST_QUICK_TOKENS)
+            num_tokens = max(num_within, num_least)
         if num_tokens > 1 and self._step_s is not None:
-            num_tokens = self._prefill_budget.num_tokens_within(self._step_s, batch.work(), begin, num_tokens)
+            num_tokens = self._prefill_budget.num_tokens_within(self._step_s, work, begin, num_tokens)
         return num_tokens
 
     def _grow(self, sequence: Sequence, running: RunningSet) -> bool:

@@ -58,6 +58,10 @@ TTFT_TARGET_S: Mapping[ServiceClass, float] = {
     ServiceClass.BATCH: 60.0,
 }
 """For requests that name none."""
+QUICK_STEP_S = 0.02
+"""Of steps with prompts of other classes while interactive requests come."""
+INTERACTIVE_FOR_S = 10.0
+"""After an interactive request others are expected for so long."""
 _FIRST_TIER = 0
 _MANY_LANES = 4096
 
@@ -154,6 +158,7 @@ class FairShare:
         self._lanes: dict[tuple[str, ServiceClass], Lane] = {}
         self._serving: dict[int, Lane] = {}
         self._num_lanes = 0
+        self._interactive_until_s = -inf
 
     def begin_step(self, now_s: float) -> None:
         """Charges what was used since the last step."""
@@ -176,6 +181,8 @@ class FairShare:
         waiting.num_tokens += sequence.num_prompt_tokens
         lane = self._lane(request)
         sequence.account = lane.account
+        if request.service_class is ServiceClass.INTERACTIVE:
+            self._interactive_until_s = max(self._now_s, request.arrival_s) + INTERACTIVE_FOR_S
         if sequence.was_admitted:
             tier = self._classes[ServiceClass.INTERACTIVE] if sequence.tier == _FIRST_TIER else waiting
             tier.resumed.push(sequence.rank, sequence)
@@ -232,6 +239,12 @@ class FairShare:
     def choose_victim(self, candidates: Seq[Sequence]) -> Sequence | None:
         """By what is lost, and sooner of tenants that were served more than others."""
         return choose_victim(candidates, self._cost_to_tenant)
+
+    def longest_step_s(self, sequence: Sequence) -> float | None:
+        """While interactive requests come, the prompts of others make no long steps: whoever comes waits for the one under way."""
+        if sequence.request.service_class is ServiceClass.INTERACTIVE or self._now_s > self._interactive_until_s:
+            return None
+        return QUICK_STEP_S
 
     def num_tokens_ahead(self, request: Request) -> int:
         """More urgent classes, and of its own what its share lets by: at most all of it."""

@@ -46,6 +46,10 @@ class Fcfs:
         """See Policy."""
         return choose_victim(candidates)
 
+    def longest_step_s(self, sequence: Sequence) -> float | None:
+        """See Policy."""
+        return None
+
     def num_tokens_ahead(self, request: Request) -> int:
         """See Policy."""
         return self._num_tokens

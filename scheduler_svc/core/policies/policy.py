@@ -57,6 +57,10 @@ class Policy(Protocol):
         """
         ...
 
+    def longest_step_s(self, sequence: Sequence) -> float | None:
+        """How long a step with a chunk of this sequence's prompt should take, for the sake of others; None: as long as it may."""
+        ...
+
     def num_tokens_ahead(self, request: Request) -> int:
         """Prompt tokens that wait and are expected to be computed before a request that comes now."""
         ...

@@ -50,6 +50,10 @@ class StrictPriority:
         """See Policy."""
         return choose_victim(candidates)
 
+    def longest_step_s(self, sequence: Sequence) -> float | None:
+        """See Policy."""
+        return None
+
     def num_tokens_ahead(self, request: Request) -> int:
         """See Policy."""
         own = _tier(request)

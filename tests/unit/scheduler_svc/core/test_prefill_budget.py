@@ -1,6 +1,14 @@
 import pytest
 
-from scheduler_svc.core.prefill_budget import BACKLOG_STEPS, LEAST_TOKENS, TIMES_ALL_ELSE, InProportion, WholeSteps
+from scheduler_svc.core.prefill_budget import (
+    BACKLOG_STEPS,
+    LEAST_CHUNK_TOKENS,
+    LEAST_TOKENS,
+    TARGET_MARGIN,
+    TIMES_ALL_ELSE,
+    InProportion,
+    WholeSteps,
+)
 from scheduler_svc.core.step_time import StepTimeModel, StepWork
 
 MOST = 8192
@@ -65,3 +73,25 @@ def test_a_small_step_is_used_whole() -> None:
 
 def test_whole_steps_have_no_limit_of_their_own() -> None:
     assert WholeSteps().num_tokens(decodes(1000), 0) > 1 << 40
+
+
+def test_a_chunk_is_as_long_as_the_target_between_tokens_allows() -> None:
+    model = learned(0.004, 20e-6, 100e-6)
+    budget = InProportion(model, MOST)
+    work = decodes(60)
+    num_tokens = budget.num_tokens_within(0.030, work, 0, 8000)
+    assert num_tokens == pytest.approx((TARGET_MARGIN * 0.030 - 0.010) / 20e-6, rel=0.15)
+    beside = StepWork(num_tokens, num_tokens**2 // 2, work.num_decodes, work.num_context_tokens)
+    assert model.predict_s(beside) <= 0.030
+    assert budget.num_tokens_within(0.030, beside, 0, 8000) == 0, "the next prompt waits for the next step"
+    assert budget.num_tokens_within(1.0, work, 0, 8000) == 8000
+
+
+def test_a_target_that_cannot_be_kept_stops_nobody() -> None:
+    budget = InProportion(learned(0.004, 20e-6, 100e-6), MOST)
+    assert budget.num_tokens_within(0.001, decodes(60), 0, 8000) == LEAST_CHUNK_TOKENS
+    assert budget.num_tokens_within(0.001, decodes(60), 0, 7) == 7
+
+
+def test_before_times_are_known_no_target_cuts_anything() -> None:
+    assert InProportion(StepTimeModel(), MOST).num_tokens_within(0.001, decodes(60), 0, 8000) == 8000

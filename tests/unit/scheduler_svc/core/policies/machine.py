@@ -7,6 +7,7 @@ import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from common.block_hash import root_key
 from common.ids import RequestId
@@ -110,8 +111,17 @@ class Machine:
 
 def config(**changes: int) -> SchedulerConfig:
     """Few seats and blocks, tokens for all of them in a step."""
-    values = {"num_blocks": 14, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 256, "max_chunk_tokens": 256}
-    return SchedulerConfig(**{**values, **changes}, max_waiting_requests=10**6, max_waiting_tokens=10**9, prefix_caching=False)
+    limits = SchedulerConfig(
+        num_blocks=14,
+        block_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        max_chunk_tokens=256,
+        max_waiting_requests=10**6,
+        max_waiting_tokens=10**9,
+        prefix_caching=False,
+    )
+    return replace(limits, **changes)  # type: ignore[arg-type]
 
 
 def some_load(rng: random.Random, lanes: list[Lane], rates: dict[Lane, float]) -> Callable[[Machine], None]:

@@ -1,4 +1,4 @@
-"""What every policy owes, whatever comes: urgent ones find room, nothing idles while somebody could run, no block is given twice."""
+"""What every policy owes, whatever comes: room for urgent ones, no idle seat while somebody could run, no block given twice."""
 
 import itertools
 import random
