@@ -241,7 +241,7 @@ class FairShare:
         return choose_victim(candidates, self._cost_to_tenant)
 
     def longest_step_s(self, sequence: Sequence) -> float | None:
-        """While interactive requests come, the prompts of others make no long steps: whoever comes waits for the one under way."""
+        """While interactive requests come, prompts of others make no long steps: who comes waits for the one under way."""
         if sequence.request.service_class is ServiceClass.INTERACTIVE or self._now_s > self._interactive_until_s:
             return None
         return QUICK_STEP_S
