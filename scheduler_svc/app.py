@@ -19,11 +19,13 @@ from scheduler_svc.administration import EngineAdministration
 from scheduler_svc.clients.executor import ExecutorConnector, GrpcExecutor
 from scheduler_svc.clients.kvstore import BlockStoreLookup
 from scheduler_svc.core.tenants import EQUALS, Tenants
+from scheduler_svc.core_maker import CoreMaker, PlainCores, RecordedCores
 from scheduler_svc.edge_line.processes import Launch, launch_process
 from scheduler_svc.edge_wiring import OwnEdge, SeparateEdge
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.metrics import EngineMetrics
+from scheduler_svc.recording.recorder import Recorder, RecorderLimits
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.tenants_file import read_tenants
 
@@ -110,6 +112,15 @@ def _connectors(settings: SchedulerSettings, degraded: DegradedPaths) -> list[Ex
     return [GrpcExecutor(Address.parse(text), security, noted) for text in settings.executors]
 
 
+def _cores(settings: SchedulerSettings, degraded: DegradedPaths) -> tuple[Callable[[str], CoreMaker], Callable[[], None]]:
+    """What makes the core for an address, and what is to be done at the end."""
+    if settings.record is None:
+        return lambda address: PlainCores(), lambda: None
+    limits = RecorderLimits(settings.record_segment_bytes, settings.record_max_bytes)
+    recorder = Recorder(settings.record, degraded, limits)
+    return lambda address: RecordedCores(recorder.recording(address)), recorder.close
+
+
 def _store(settings: SchedulerSettings, degraded: DegradedPaths) -> BlockStoreLookup:
     security = ChannelSecurity(tls_ca=settings.kvstore_tls_ca, token=settings.kvstore_token.get_secret_value())
     return BlockStoreLookup(Address.parse(settings.kvstore) if settings.kvstore else None, degraded, security)
@@ -137,9 +148,10 @@ async def running_app(
     clock = MonotonicClock()
     store = _store(settings, degraded)
     config = engine_config(settings, tenants.tenants)
+    cores, end_recordings = _cores(settings, degraded)
     engine = Engine(
         _connectors(settings, degraded) if connectors is None else connectors, config, clock, store, degraded,
-        model_name=model_name, observe=metrics.observe,
+        model_name=model_name, observe=metrics.observe, cores=cores,
     )  # fmt: skip
     metrics.engine = engine
     administration = EngineAdministration(engine, store, settings.shown(), settings.kvstore)
@@ -159,6 +171,7 @@ async def running_app(
         await engine.stop()
         await edge.stop()
         await store.close()
+        end_recordings()
         stop_metrics()
 
 

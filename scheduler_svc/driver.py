@@ -19,14 +19,11 @@ from scheduler_svc import convert
 from scheduler_svc.block_traffic import BlockTraffic
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
-from scheduler_svc.core.forecast.wait import WaitForecast
 from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate, StepPlan
-from scheduler_svc.core.policies.choice import POLICIES
-from scheduler_svc.core.prefill_budget import InProportion
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core_maker import CoreMaker
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 
@@ -54,6 +51,7 @@ class ExecutorDriver:
 
     Args:
         on_end: called once for every generation that ends here.
+        cores: makes what decides.
     """
 
     def __init__(
@@ -64,6 +62,7 @@ class ExecutorDriver:
         store: BlockStore,
         degraded: DegradedPaths,
         on_end: Callable[[Generation], None],
+        cores: CoreMaker,
     ):
         self.address = connector.address
         self.info: pb.ExecutorInfo | None = None
@@ -76,7 +75,8 @@ class ExecutorDriver:
         self._store = store
         self._degraded = degraded
         self._on_end = on_end
-        self._run_ahead = RunAhead(config.run_ahead)
+        self._cores = cores
+        self._run_ahead = cores.run_ahead(config.run_ahead)
         self._scheduler_config: SchedulerConfig | None = None
         self._link: ExecutorLink | None = None
         self._by_seq_id: dict[SeqId, Generation] = {}
@@ -177,13 +177,7 @@ class ExecutorDriver:
         )
         if self.scheduler is None or config != self._scheduler_config:
             moving = self.release_all()
-            step_times = self._run_ahead.step_times
-            self.scheduler = Scheduler(
-                config,
-                InProportion(step_times, config.max_num_batched_tokens),
-                POLICIES[self._config.policy](config.tenants),
-                WaitForecast(step_times, config.max_num_batched_tokens),
-            )
+            self.scheduler = self._cores.scheduler(config, self._run_ahead, self._config.policy, info)
             self._scheduler_config = config
             for generation in moving:
                 try:

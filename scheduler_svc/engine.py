@@ -25,6 +25,7 @@ from scheduler_svc.clients.executor import ExecutorConnector
 from scheduler_svc.core.placement import choose_executor
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.token_rates import TokenRates
+from scheduler_svc.core_maker import CoreMaker, PlainCores
 from scheduler_svc.driver import ExecutorDriver
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation, Output
@@ -61,6 +62,7 @@ class Engine:
         connectors: how to reach each executor.
         model_name: "models/{name}" that executors must serve; empty: what the first one says.
         observe: called for every generation that ended, for metrics.
+        cores: what makes the core of the executor at an address.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Engine:
         *,
         model_name: str = "",
         observe: Callable[[Generation], None] = lambda generation: None,
+        cores: Callable[[str], CoreMaker] = lambda address: PlainCores(),
     ):
         self.counters = EngineCounters()
         self.degraded = degraded
@@ -83,7 +86,9 @@ class Engine:
         self._model_name = model_name
         self._observe = observe
         self._connectors = list(connectors)
-        self.drivers = [ExecutorDriver(c, config, clock, store, degraded, self._on_end) for c in self._connectors]
+        self.drivers = [
+            ExecutorDriver(c, config, clock, store, degraded, self._on_end, cores(c.address)) for c in self._connectors
+        ]
         self._token_rates = TokenRates(config.tenants)
         self._generations: dict[RequestId, Generation] = {}
         self._hello = pb.Hello(scheduler_id="scheduler", epoch=random.SystemRandom().getrandbits(64))

@@ -58,6 +58,12 @@ class SchedulerSettings(ServiceSettings):
     cache_salt: SecretStr = Field(SecretStr(""), description="mixed into every block key; servers that share a store share it")
     run_ahead: int = Field(8, ge=1, le=32, description="most steps that may be under way at one executor")
 
+    record: Path | None = Field(
+        None, description="folder for recordings of what the scheduler was told and decided; no text; not set: none"
+    )
+    record_segment_bytes: int = Field(64 << 20, ge=1 << 16, description="bytes of one file of a recording")
+    record_max_bytes: int = Field(4 << 30, ge=1 << 16, description="bytes of all recordings of a run; then they end")
+
     executor_wait_s: float = Field(2.0, ge=0, description="how long a new request waits for an executor to be connected")
     executor_lost_timeout_s: float = Field(30.0, ge=0, description="how long running requests wait for a lost executor")
     step_timeout_s: float = Field(300.0, gt=0, description="an executor that has no result of a step by then is lost")

@@ -24,6 +24,7 @@ class StackOptions:
         redis_url: of a Redis or Valkey server below the block store; empty: none.
         threads: compute threads of each executor.
         token: bearer token of the public API.
+        record: folder for the scheduler's recordings; None: none.
     """
 
     model: str = DEFAULT_MODEL
@@ -46,6 +47,7 @@ class StackOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
+    record: Path | None = None
     log_level: str = "INFO"
 
 
@@ -118,7 +120,9 @@ def services(options: StackOptions, model_folder: Path, runtime_folder: Path, nu
     public = Address.parse(options.listen or f"unix:{runtime_folder}/scheduler.sock")
     command = ("-m", "scheduler_svc", "--listen", public.target, "--model", str(model_folder), *named, *stored, *level)
     command += tuple(flag for address in executors for flag in ("--executors", address.target))
-    command += _flags(tls_cert=options.tls_cert, tls_key=options.tls_key) + (("--insecure",) if options.insecure else ())
+    command += _flags(tls_cert=options.tls_cert, tls_key=options.tls_key, record=options.record) + (
+        ("--insecure",) if options.insecure else ()
+    )
     secrets = {"OCTAVO_SCHEDULER_TOKEN": options.token} if options.token else {}
     found.append(Service("scheduler", command, public, secrets, is_secure=options.tls_cert is not None))
     return found

@@ -43,6 +43,9 @@ def up(
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate of the public API.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM key of --tls-cert.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other hosts without TLS and token.")] = False,
+    record: Annotated[
+        Path | None, typer.Option(help="Folder for recordings of the scheduler's decisions, for octavo replay.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
     """Start a server: block store, executors and scheduler, one log. Ctrl-C stops it.
@@ -70,6 +73,7 @@ def up(
         tls_cert=tls_cert,
         tls_key=tls_key,
         insecure=insecure,
+        record=record,
         log_level=log_level,
     )
     if not run_until_stopped(_serve(options)):

@@ -113,6 +113,7 @@ class SchedulerStats:
 
     Attributes:
         num_waiting_tokens: prompt tokens of waiting requests.
+        num_recomputed_tokens: computed ones of preempted sequences; some are still cached when it is their turn again.
         kv_waste_ratio: slots of used blocks without a token, as a share of the slots of used blocks; shared blocks count once.
     """
 
@@ -129,5 +130,6 @@ class SchedulerStats:
     mean_run_length: float = 0.0
     kv_waste_ratio: float = 0.0
     num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
     num_discarded_tokens: int = 0
     cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)

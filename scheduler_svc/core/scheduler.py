@@ -398,6 +398,7 @@ class Scheduler:
             mean_run_length=mean_run_length,
             kv_waste_ratio=self._running.num_empty_slots / max(1, pool.num_used * self.config.block_size),
             num_preemptions=self._planner.num_preemptions,
+            num_recomputed_tokens=self._planner.num_recomputed_tokens,
             num_discarded_tokens=self._num_discarded_tokens,
             cached_tokens_by_tier=dict(self._planner.cached_tokens_by_tier),
         )
