@@ -14,6 +14,8 @@ from octavo.cli.generate import generate
 from octavo.cli.inspect import inspect
 from octavo.cli.kv import kv
 from octavo.cli.models import models
+from octavo.cli.replay import replay
+from octavo.cli.simulate import SETTINGS, simulate
 from octavo.cli.top import top
 from octavo.cli.up import up
 from octavo.errors import OctavoError, Unauthenticated, Unavailable
@@ -55,8 +57,9 @@ def octavo(
     """LLM serving with paged attention as three gRPC services."""
 
 
-for command in (up, demo, chat, generate, models, top, doctor, inspect):
+for command in (up, demo, chat, generate, models, top, doctor, inspect, replay):
     app.command()(command)
+app.command(context_settings=SETTINGS)(simulate)
 app.add_typer(kv, name="kv")
 
 

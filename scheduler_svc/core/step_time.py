@@ -5,6 +5,7 @@ walk (R. E. Kalman, "A New Approach to Linear Filtering and Prediction Problems"
 time, because a step of four milliseconds matters as much as one of two hundred.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _UNITS = (1.0, 1.0, 1.0, 1e-3, 1e-6, 1e-2, 1e-5)
@@ -59,6 +60,19 @@ class StepTimeModel:
         self._coefficients = [0.0 for _ in size]
         self._covariance = [[_PRIOR_VARIANCE if i == j else 0.0 for j in size] for i in size]
 
+    @classmethod
+    def of(cls, coefficients: Sequence[float]) -> "StepTimeModel":
+        """A model that has learned these coefficients somewhere else."""
+        model = cls()
+        model._coefficients[:] = coefficients
+        model.num_measured = _LEARNED_AFTER
+        return model
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds per unit of each feature."""
+        return tuple(self._coefficients)
+
     @property
     def is_learned(self) -> bool:
         """Whether predictions mean anything yet."""
@@ -66,14 +80,14 @@ class StepTimeModel:
 
     def predict_s(self, work: StepWork) -> float:
         """Seconds that a step should take, at least 0."""
-        return max(0.0, sum(c * x for c, x in zip(self._coefficients, _features(work), strict=True)))
+        return max(0.0, sum(c * x for c, x in zip(self._coefficients, features(work), strict=True)))
 
     def learn(self, work: StepWork, seconds: float) -> None:
         """A step took so long."""
         if seconds <= 0:
             return
         coefficients, covariance = self._coefficients, self._covariance
-        x = [feature / seconds for feature in _features(work)]
+        x = [feature / seconds for feature in features(work)]
         error = 1.0 - sum(c * f for c, f in zip(coefficients, x, strict=True))
         self.relative_error += _ERROR_WEIGHT * (min(1.0, abs(error)) - self.relative_error)
         self.num_measured += 1
@@ -89,7 +103,8 @@ class StepTimeModel:
             row[i] += (_DRIFT * coefficients[i]) ** 2
 
 
-def _features(work: StepWork) -> tuple[float, ...]:
+def features(work: StepWork) -> tuple[float, ...]:
+    """What a time is linear in, in units that make the coefficients alike in size."""
     num_tokens = work.num_prefill_tokens
     counts = (
         1,

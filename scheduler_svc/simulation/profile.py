@@ -1,0 +1,73 @@
+"""What a simulated executor is like: how large, and how long its steps take. Plain data; learned ones come from recordings."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from common.errors import StartupError
+from scheduler_svc.core.step_time import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """Of one executor.
+
+    Attributes:
+        name: for people.
+        coefficients: of StepTimeModel.
+        ratios: measured to predicted times of steps; each simulated step draws one.
+        round_trip_s: from a plan's departure to its result, beside the step itself.
+        host_step_s, host_token_s: that the scheduler is busy with a step's result, and more with each of its tokens.
+        num_blocks, block_size, max_num_seqs, max_num_batched_tokens: see octavo.executor.v1.ExecutorInfo.
+    """
+
+    name: str
+    coefficients: tuple[float, ...]
+    ratios: tuple[float, ...] = (1.0,)
+    round_trip_s: float = 0.001
+    host_step_s: float = 0.0002
+    host_token_s: float = 15e-6
+    num_blocks: int = 54_000
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+
+    def step_times(self) -> StepTimeModel:
+        """The model of its steps."""
+        return StepTimeModel.of(self.coefficients)
+
+    def with_blocks(self, num_blocks: int | None) -> "DeviceProfile":
+        """The same with another pool; None: as it is."""
+        return self if num_blocks is None else replace(self, num_blocks=num_blocks)
+
+    def to_json(self) -> str:
+        """Everything, for a file."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def read(cls, path: Path) -> "DeviceProfile":
+        """What to_json wrote.
+
+        Raises:
+            StartupError: it is not.
+        """
+        try:
+            values = json.loads(path.read_text())
+            return cls(**{**values, "coefficients": tuple(values["coefficients"]), "ratios": tuple(values["ratios"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise StartupError(f"{path}: no profile of a device: {error}") from error
+
+
+# Seconds in the units of StepTimeModel: of a step; more of one with prompts, and with many prompt tokens; of 1,000 prompt
+# tokens, 10^6 pairs, 100 decodes, 10^5 keys that they read.
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        DeviceProfile("h200-llama-8b", (0.0040, 0.0003, 0.0012, 0.0208, 0.00091, 0.0012, 0.0032)),
+        DeviceProfile(
+            "cpu-smollm2-135m", (0.012, 0.002, 0.0, 2.0, 0.08, 0.35, 0.02),
+            num_blocks=2048, max_num_seqs=32, max_num_batched_tokens=512, round_trip_s=0.003,
+        ),
+    )
+}  # fmt: skip
+"""Measured once; a recording's own is better."""

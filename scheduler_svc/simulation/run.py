@@ -1,0 +1,206 @@
+"""Runs a workload through the production engine and driver in virtual time. Knows how they are put together; no trace format."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.block_hash import root_key
+from common.degraded import DegradedPaths
+from common.errors import OctavoError
+from common.ids import BlockKey, RequestId
+from octavo.types.v1.types_pb2 import PositionLogprobs
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.policies.policy import Policy
+from scheduler_svc.core.request import Request, SamplingParams, StopConditions
+from scheduler_svc.core_maker import DEFAULT_POLICY, POLICIES, PlainCores
+from scheduler_svc.engine import Engine
+from scheduler_svc.engine_config import EngineConfig
+from scheduler_svc.simulation.arrivals import Arrival
+from scheduler_svc.simulation.device import SimulatedExecutor
+from scheduler_svc.simulation.outcome import Outcome, Sample, Served
+from scheduler_svc.simulation.profile import DeviceProfile
+from scheduler_svc.simulation.virtual_time import VirtualTimeLoop
+
+_ROOT = root_key(b"s" * 32)
+_NUM_SAMPLES = 400
+
+
+class NoStore:
+    """A block store that is not there."""
+
+    connected = False
+    reason = "simulated"
+
+    async def lookup(self, keys: Sequence[BlockKey], timeout_s: float, wait_s: float) -> list[str]:
+        """Nothing."""
+        return []
+
+    async def prefetch(self, keys: Sequence[BlockKey], fingerprint: bytes, block_bytes: int) -> AsyncIterator[str]:
+        """Nothing."""
+        return
+        yield ""
+
+    async def note_use(self, keys: Sequence[BlockKey]) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What to simulate.
+
+    Attributes:
+        policy: name of it.
+        make_policy: makes it for a core; None: as core_maker.POLICIES has it.
+        config: of the engine.
+        seed: of the times of steps.
+        on_progress: called with the requests that have ended.
+    """
+
+    arrivals: Sequence[Arrival]
+    profile: DeviceProfile
+    num_executors: int = 1
+    policy: str = DEFAULT_POLICY
+    make_policy: Callable[[SchedulerConfig], Policy] | None = None
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting_requests=1 << 20, max_waiting_tokens=1 << 40))
+    seed: int = 0
+    on_progress: Callable[[int], None] = lambda num_ended: None
+
+    def run(self) -> Outcome:
+        """Runs it to the end of the last request."""
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            return runner.run(_Run(self).run())
+
+
+class _Output:
+    """Notes when tokens come; see generation.Output."""
+
+    def __init__(self, served: Served, clock: VirtualTimeLoop, on_end: Callable[[], None]):
+        self.error: OctavoError | None = None
+        self.is_over = False
+        self._served = served
+        self._clock = clock
+        self._on_end = on_end
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens."""
+        return self._served.num_tokens
+
+    def has_ended(self, index: int) -> bool:
+        """Nothing more is wanted."""
+        return self.is_over
+
+    def push(self, update: SequenceUpdate, logprobs: Sequence[PositionLogprobs]) -> None:
+        """A token, or the end."""
+        if update.token_ids:
+            self._served.last_s = self._clock.time()
+            self._served.first_s = self._served.last_s if self._served.first_s is None else self._served.first_s
+            self._served.num_tokens += len(update.token_ids)
+        if update.finish_reason is not None:
+            self._end()
+
+    def fail(self, error: OctavoError) -> None:
+        """It failed."""
+        if not self.is_over:
+            self.error, self._served.error = error, error.reason
+            self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._on_end()
+
+
+class _Run:
+    """The simulation while it runs."""
+
+    def __init__(self, simulation: Simulation):
+        self._simulation = simulation
+        self._outcome = Outcome(simulation.policy, [Served(arrival) for arrival in simulation.arrivals])
+        self._executors = [
+            SimulatedExecutor(simulation.profile, index, simulation.seed) for index in range(simulation.num_executors)
+        ]
+        self._num_ended = 0
+        self._all_ended = asyncio.Event()
+
+    async def run(self) -> Outcome:
+        began_s = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop), "time has to be virtual"
+        simulation, outcome = self._simulation, self._outcome
+        make_policy = simulation.make_policy or POLICIES[simulation.policy]
+        engine = Engine(
+            self._executors, simulation.config, loop, NoStore(), DegradedPaths(), cores=lambda address: PlainCores(make_policy)
+        )
+        await engine.start()
+        await engine.served_model()
+        start_s = loop.time()
+        sampling = asyncio.create_task(self._sample(engine, start_s))
+        submits = set()
+        for number, served in enumerate(outcome.served):
+            await asyncio.sleep(max(0.0, start_s + served.arrival.at_s - loop.time()))
+            submit = asyncio.create_task(self._submit(engine, number, served, loop))
+            submits.add(submit)
+            submit.add_done_callback(submits.discard)
+        await self._all_ended.wait()
+        sampling.cancel()
+        for served in outcome.served:
+            served.first_s = None if served.first_s is None else served.first_s - start_s
+            served.last_s = None if served.last_s is None else served.last_s - start_s
+        stats = [driver.stats() for driver in engine.drivers]
+        outcome.end_s = loop.time() - start_s
+        outcome.num_steps = sum(driver.totals.num_steps for driver in engine.drivers)
+        outcome.num_preemptions = sum(one.num_preemptions for one in stats)
+        outcome.num_recomputed_tokens = sum(one.num_recomputed_tokens for one in stats)
+        outcome.busy_s = sum(executor.busy_s for executor in self._executors)
+        await engine.stop()
+        outcome.took_s = time.perf_counter() - began_s
+        return outcome
+
+    async def _submit(self, engine: Engine, number: int, served: Served, loop: VirtualTimeLoop) -> None:
+        arrival = served.arrival
+        request = Request(
+            request_id=RequestId(str(number)),
+            prompt_token_ids=arrival.prompt(),
+            sampling=SamplingParams(temperature=0.0),
+            stop=StopConditions(arrival.num_output_tokens),
+            root_key=_ROOT,
+            arrival_s=loop.time(),
+            tenant=arrival.tenant,
+            service_class=arrival.service_class,
+        )
+        output = _Output(served, loop, self._note_end)
+        try:
+            await engine.submit(request, output)
+        except OctavoError as error:
+            output.fail(error)
+
+    def _note_end(self) -> None:
+        self._num_ended += 1
+        self._simulation.on_progress(self._num_ended)
+        if self._num_ended == len(self._outcome.served):
+            self._all_ended.set()
+
+    async def _sample(self, engine: Engine, start_s: float) -> None:
+        """Looks at the whole from time to time."""
+        loop = asyncio.get_running_loop()
+        every_s = max(0.01, 1.25 * self._simulation.arrivals[-1].at_s / _NUM_SAMPLES)
+        while True:
+            stats = [driver.stats() for driver in engine.drivers]
+            by_tenant: dict[str, int] = {}
+            for one in self._outcome.served:
+                tenant = one.arrival.tenant
+                num_tokens = one.num_tokens + (one.arrival.num_prompt_tokens if one.num_tokens else 0)
+                by_tenant[tenant] = by_tenant.get(tenant, 0) + num_tokens
+            self._outcome.samples.append(
+                Sample(
+                    at_s=loop.time() - start_s,
+                    num_waiting=sum(one.num_waiting_requests for one in stats),
+                    num_running=sum(one.num_running_sequences for one in stats),
+                    num_used_blocks=sum(one.num_used_blocks for one in stats),
+                    num_blocks=sum(one.num_blocks for one in stats),
+                    tokens_by_tenant=by_tenant,
+                )
+            )
+            await asyncio.sleep(every_s)
