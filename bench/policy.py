@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.policy_memory import last_come_first_preempted
+from bench.policy_memory import LastComeCores
+from scheduler_svc.core.policies.choice import POLICIES
 from scheduler_svc.core.request import ServiceClass
-from scheduler_svc.core_maker import POLICIES
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.simulation.arrivals import Arrival, at_rate, part_of, read_arrivals
 from scheduler_svc.simulation.outcome import Outcome, Served, percentile, ttfts
@@ -34,8 +34,8 @@ SMALL_SHARE = 0.1
 """Of the load."""
 TTFT_TARGET_S = 5.0
 TPOT_TARGET_S = 0.2
-MEMORY_BLOCKS = 6_000
-"""Of 16 tokens; a fifth of what 256 requests of the trace want."""
+MEMORY_BLOCKS = 3_000
+"""Of 16 tokens: for about 40 requests of the trace."""
 UNBOUNDED = EngineConfig(max_waiting_requests=1 << 20, max_waiting_tokens=1 << 40)
 
 
@@ -99,7 +99,7 @@ def memory(bench: Bench, policy: str) -> list[str]:
     load = bench.arrivals(1.0, 0)
     small = bench.profile.with_blocks(MEMORY_BLOCKS)
     ours = bench.run(load, policy, profile=small)
-    last = bench.run(load, policy, profile=small, make_policy=last_come_first_preempted(POLICIES[policy]))
+    last = bench.run(load, policy, profile=small, cores=LastComeCores())
     recomputed = _against("recomputed", ours.num_recomputed_tokens, last.num_recomputed_tokens, "tokens", "last come first")
     return [recomputed, f"{ours.num_preemptions} preemptions against {last.num_preemptions}"]
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from common.errors import StartupError
+from scheduler_svc.core.policies.choice import POLICIES
 from scheduler_svc.core.request import ServiceClass
-from scheduler_svc.core_maker import DEFAULT_POLICY, POLICIES
 from scheduler_svc.simulation import arrivals as traces
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.comparison import compare
@@ -38,7 +38,7 @@ def main() -> int:
         if arguments.save_profile is not None:
             arguments.save_profile.write_text(profile.to_json())
         chosen = _chosen([one.arrival for one in served], arguments, profile)
-        outcomes = [_simulate(chosen, profile, policy, arguments, err) for policy in arguments.policy or [DEFAULT_POLICY]]
+        outcomes = [_simulate(chosen, profile, policy, arguments, err) for policy in arguments.policy or ["fair"]]
     except (StartupError, OSError) as error:
         err.print(f"error: {error}", style="bold red")
         return 2
@@ -72,9 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="octavo simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trace", type=Path, required=True, help="Azure .csv, Mooncake .jsonl, or a recording's .octrec file")
-    parser.add_argument(
-        "--policy", action="append", choices=sorted(POLICIES), help=f"may be given several times; default {DEFAULT_POLICY}"
-    )
+    parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="may be given several times; default fair")
     parser.add_argument("--executors", type=int, default=1, help="how many")
     parser.add_argument("--rate", type=float, help="scale arrivals to so many requests a second; bursts stay")
     parser.add_argument("--first", type=int, default=0, help="request of the trace that comes first")

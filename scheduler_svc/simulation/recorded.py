@@ -19,7 +19,7 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step_time import StepWork
-from scheduler_svc.core_maker import POLICIES, parts
+from scheduler_svc.core_maker import parts
 from scheduler_svc.recording.reader import RecordingFile
 from scheduler_svc.recording.replay import Replay, work_of
 from scheduler_svc.simulation.arrivals import Arrival
@@ -72,7 +72,7 @@ class RecordedRun:
         watched: list[_WatchedScheduler] = []
 
         def make(config: SchedulerConfig, run_ahead: RunAhead, policy: str) -> Scheduler:
-            watched.append(_WatchedScheduler(config, *parts(config, run_ahead, POLICIES[policy])))
+            watched.append(_WatchedScheduler(config, *parts(config, run_ahead, policy)))
             return watched[-1]
 
         replay = Replay(make)

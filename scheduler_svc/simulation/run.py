@@ -3,18 +3,16 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.block_hash import root_key
 from common.degraded import DegradedPaths
 from common.errors import OctavoError
 from common.ids import BlockKey, RequestId
 from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.plan import SequenceUpdate
-from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
-from scheduler_svc.core_maker import DEFAULT_POLICY, POLICIES, PlainCores
+from scheduler_svc.core_maker import CoreMaker, PlainCores
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.simulation.arrivals import Arrival
@@ -51,8 +49,8 @@ class Simulation:
     """What to simulate.
 
     Attributes:
-        policy: name of it.
-        make_policy: makes it for a core; None: as core_maker.POLICIES has it.
+        policy: of core/policies/choice.py.
+        cores: make the core of each executor.
         config: of the engine.
         seed: of the times of steps.
         on_progress: called with the requests that have ended.
@@ -61,8 +59,8 @@ class Simulation:
     arrivals: Sequence[Arrival]
     profile: DeviceProfile
     num_executors: int = 1
-    policy: str = DEFAULT_POLICY
-    make_policy: Callable[[SchedulerConfig], Policy] | None = None
+    policy: str = "fair"
+    cores: CoreMaker = field(default_factory=PlainCores)
     config: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting_requests=1 << 20, max_waiting_tokens=1 << 40))
     seed: int = 0
     on_progress: Callable[[int], None] = lambda num_ended: None
@@ -129,10 +127,8 @@ class _Run:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop), "time has to be virtual"
         simulation, outcome = self._simulation, self._outcome
-        make_policy = simulation.make_policy or POLICIES[simulation.policy]
-        engine = Engine(
-            self._executors, simulation.config, loop, NoStore(), DegradedPaths(), cores=lambda address: PlainCores(make_policy)
-        )
+        config = replace(simulation.config, policy=simulation.policy)
+        engine = Engine(self._executors, config, loop, NoStore(), DegradedPaths(), cores=lambda address: simulation.cores)
         await engine.start()
         await engine.served_model()
         start_s = loop.time()
