@@ -40,7 +40,7 @@ def qos(**fields: Any) -> pb.GenerateRequest:
 
 # Request, field, what the message says about the limit.
 BAD_REQUESTS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
-    "unknown class": (qos(service_class=9), "qos.service_class", "SERVICE_CLASS_INTERACTIVE, SERVICE_CLASS_STANDARD"),  # type: ignore[arg-type]
+    "unknown class": (qos(service_class=9), "qos.service_class", "SERVICE_CLASS_INTERACTIVE, SERVICE_CLASS_STANDARD"),
     "priority 1001": (qos(priority=1001), "qos.priority", "at least -1000 and at most 1000"),
     "ttft target 0": (qos(ttft_target=Duration()), "qos.ttft_target", "above 0 s"),
     "tpot target 0": (qos(tpot_target=Duration()), "qos.tpot_target", "above 0 s"),
