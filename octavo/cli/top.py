@@ -74,15 +74,16 @@ def _table(*columns: str) -> Table:
 
 
 def _executors(load: Load) -> Table:
-    columns = ("seqs", "kv", "blocks", "used", "shared", "cached", "free", "run", "frag", "waste", "step ms", "idle")
+    columns = ("seqs", "blocks", "used", "shared", "cached", "free", "run", "frag", "waste", "step ms", "idle")
     table = _table("executor", *columns)
     for one in load.executors:
         frag = _fragmentation(one.largest_free_run, one.num_free_blocks)
-        name = Text(one.executor_id) if one.connected else Text(f"{one.executor_id} (lost)", style="red")
+        kept = f" {one.kv_dtype}" if one.kv_dtype.startswith("fp8") else ""  # what is usual takes no room on a narrow screen
+        name = Text(f"{one.executor_id}{kept}") if one.connected else Text(f"{one.executor_id} (lost)", style="red")
         blocks = (one.num_blocks, one.num_used_blocks, one.num_shared_blocks, one.num_cached_blocks, one.num_free_blocks)
         shares = (f"{one.kv_waste_ratio:.1%}", f"{one.step_s * 1e3:.1f}", f"{one.idle_ratio:.0%}")
         runs = (f"{one.largest_free_run}", frag)
-        table.add_row(name, f"{one.num_running_sequences}", one.kv_dtype, *map(str, blocks), *runs, *shares)
+        table.add_row(name, f"{one.num_running_sequences}", *map(str, blocks), *runs, *shares)
     return table
 
 
