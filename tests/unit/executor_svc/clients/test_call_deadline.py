@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import grpc
+import pytest
 
 from common.patience import Patience
 from executor_svc.clients.call_deadline import CallDeadline
@@ -72,3 +73,26 @@ def test_an_error_of_the_call_is_passed_on() -> None:
         except Cancelled:
             return
     raise AssertionError("the error was swallowed")
+
+
+def test_whoever_has_other_work_sees_whether_a_message_waits() -> None:
+    call = StuckCall(1)
+    with CallDeadline(call, Patience(20.0)) as deadline:
+        responses = deadline.responses()
+        assert next(responses) == 0
+        assert not deadline.has_news
+        call.cancelled.set()
+        while not deadline.has_news:
+            call.cancelled.wait(0.001)
+        with pytest.raises(Cancelled):
+            next(responses)
+        assert deadline.has_news
+
+
+def test_who_stops_listening_in_the_middle_waits_for_nobody() -> None:
+    """More messages than are kept ready, and the call is cancelled by the end of the block."""
+    call = StuckCall(50)
+    with CallDeadline(call, Patience(20.0)) as deadline:
+        assert next(deadline.responses()) == 0
+
+    assert call.cancelled.is_set() and not deadline.was_cancelled

@@ -47,6 +47,19 @@ def test_a_place_lies_in_one_slab() -> None:
     assert places.free_bytes == 0
 
 
+def test_what_is_written_one_after_the_other_lies_so_and_fills_a_slab_before_the_next() -> None:
+    places, _ = make_places(5, 8, 6)
+
+    found = [places.allocate(2 * PAGE_BYTES) for _ in range(9)]
+
+    assert [(place.slab_id, place.start_page) for place in found if place] == [
+        *((0, 0), (0, 2)),
+        *((1, 0), (1, 2), (1, 4), (1, 6)),
+        *((2, 0), (2, 2), (2, 4)),
+    ]
+    assert places.free_bytes == PAGE_BYTES
+
+
 def test_part_of_a_page_takes_the_page() -> None:
     places, _ = make_places(2)
 

@@ -159,6 +159,23 @@ async def test_what_is_ready_is_handed_out_before_the_wait_for_the_rest(shm: Shm
     assert [(a.key_index, a.tier) for a in first + second] == [(0, "shm"), (1, "disk")]
 
 
+async def test_leases_come_in_groups_small_ones_first() -> None:
+    num_blocks = 300
+    with closing(ShmTier(create_slabs(4 << 20, 4 << 20, EPOCH), EPOCH, session_ttl_s=10, quarantine_s=300)) as shm:
+        session, stack = open_session(shm), make_stack(shm)
+        for number in range(num_blocks):
+            lease = shm.store.reserve(session, key(number))
+            assert isinstance(lease, Lease)
+            shm.store.commit(session, lease.lease_id, generation=lease.block.place.generation, claimed=bytes(16))
+        keys = [key(number) for number in range(num_blocks)]
+
+        groups = [group async for group in stack.acquire(session, keys, patience=Patience(10.0), prefix_only=True)]
+
+        assert [acquired.key_index for group in groups for acquired in group] == list(range(num_blocks))
+        assert [len(group) for group in groups] == [16, 16, 32, 64, 128, 44]
+        await stack.close()
+
+
 async def test_a_prefix_ends_at_the_first_miss(shm: ShmTier) -> None:
     stack, session = make_stack(shm), open_session(shm)
     await write(stack, session, 1)
