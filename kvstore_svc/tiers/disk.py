@@ -11,33 +11,26 @@ the header must be the one that the table expects, the bytes must have its check
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.ids import BlockKey
 from common.shm.checksum import checksum
 from kvstore_svc.core.block import Layout
-from kvstore_svc.core.circuit_breaker import CircuitBreaker
 from kvstore_svc.core.disk_record import DiskRecord
 from kvstore_svc.core.slot import DiskBlock, Lack
 from kvstore_svc.tiers.base import FoundBlock, StoredBlock, TierCounts
+from kvstore_svc.tiers.disk_device import PAUSE_S, DiskDevice
 from kvstore_svc.tiers.disk_folder import DiskFolder, DiskUnavailable, reason_of
 from kvstore_svc.tiers.disk_recovery import recover
 from kvstore_svc.tiers.disk_segment import SegmentFile
-from kvstore_svc.tiers.disk_threads import DiskThreads
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
-T = TypeVar("T")
 FLUSH_DELAY_S = 0.1
-MAX_FAILURES = 5
-PAUSE_S = 10.0
 # Nothing useful fits into less.
 _MIN_CAPACITY_BYTES = 16 << 20
-_NUM_THREADS = 8
 
 
 class DiskTier:
@@ -74,9 +67,7 @@ class DiskTier:
         self._files = recovered.files
         self._index = recovered.index
         self.segment_type: type[SegmentFile] = SegmentFile
-        self._threads = DiskThreads(_NUM_THREADS)
-        self._breaker = CircuitBreaker(MAX_FAILURES, PAUSE_S)
-        self._reason = ""
+        self._device = DiskDevice(folder.path, clock, degraded)
         self._grow_again_at_s: float | None = None
         # Held by whoever adds or removes segments, and by whoever syncs them.
         self._shape = asyncio.Lock()
@@ -93,14 +84,13 @@ class DiskTier:
 
     async def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
         """See LowerTier."""
-        if self._breaker.is_off(self._clock.now()):
+        if self._device.is_off:
             return [False] * len(keys)
         return [self._table.contains(key) for key in keys]
 
     async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
         """See LowerTier. The header is compared here, the checksum of the bytes taken here and compared by the caller."""
-        is_off = self._breaker.is_off(self._clock.now())
-        block = None if is_off else self._table.begin_read(key)
+        block = None if self._device.is_off else self._table.begin_read(key)
         if block is None:
             self._num_misses += 1
             return None
@@ -117,10 +107,9 @@ class DiskTier:
 
     async def put(self, block: StoredBlock, data: memoryview) -> bool:
         """See LowerTier."""
-        now = self._clock.now()
-        if self._breaker.is_off(now):
+        if self._device.is_off:
             return False
-        if self._grow_again_at_s is not None and now >= self._grow_again_at_s:
+        if self._grow_again_at_s is not None and self._clock.now() >= self._grow_again_at_s:
             self._grow_again_at_s = None
             self._table.resume_growth()
         taken = await self._slot_for(block)
@@ -129,7 +118,7 @@ class DiskTier:
         is_written = False
         try:
             file, started_s = self._files[taken.record.segment_id], time.perf_counter()
-            await self._work(file.write, taken.record.slot, taken.record.pack(), data)
+            await self._device.transfer(file.write, taken.record.slot, taken.record.pack(), data)
             self._written_s += time.perf_counter() - started_s
             is_written = True
         except OSError:
@@ -177,7 +166,7 @@ class DiskTier:
             num_evictions=table.num_evictions,
             num_writes=self._num_writes,
             num_bad=self._num_bad,
-            unavailable_reason=self._reason if self._breaker.is_off(self._clock.now()) else "",
+            unavailable_reason=self._device.unavailable_reason,
         )
 
     # Durability
@@ -197,14 +186,14 @@ class DiskTier:
             # Unless all goes well, the index lacks these records for good: it is written anew then.
             self._is_index_stale = True
             try:
-                await self._threads.run(_sync_all, [file for file in files.values() if file is not None])
+                await self._device.run(_sync_all, [file for file in files.values() if file is not None])
                 is_synced = True
                 if fresh is None:
-                    await self._threads.run(self._index.append, records)
+                    await self._device.run(self._index.append, records)
                 else:
-                    await self._threads.run(self._index.rewrite, fresh)
+                    await self._device.run(self._index.rewrite, fresh)
             except OSError as error:
-                self._failed(error)
+                self._device.failed(error)
                 return False
             else:
                 self._is_index_stale = False
@@ -242,7 +231,7 @@ class DiskTier:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
         await self.flush()
-        self._threads.close()
+        self._device.close()
         self._index.close()
         for file in self._files.values():
             file.close()
@@ -258,7 +247,7 @@ class DiskTier:
     async def _read(self, block: DiskBlock, into: memoryview) -> FoundBlock | None:
         record, started_s = block.record, time.perf_counter()
         try:
-            header, measured = await self._work(_read_and_hash, self._files[record.segment_id], record.slot, into)
+            header, measured = await self._device.transfer(_read_and_hash, self._files[record.segment_id], record.slot, into)
         except OSError:
             await self._drop(block)
             return None
@@ -284,9 +273,9 @@ class DiskTier:
             return
         self._records.append(self._table.drop(block))
         try:
-            await self._threads.run(self._files[block.record.segment_id].wipe, [block.record.slot])
+            await self._device.run(self._files[block.record.segment_id].wipe, [block.record.slot])
         except OSError as error:
-            self._failed(error)
+            self._device.failed(error)
         finally:
             self._table.free_dropped(block)
         self._flush_soon()
@@ -301,9 +290,9 @@ class DiskTier:
             return
         free = self._table.take_free(segment_id)
         try:
-            await self._threads.run(self._files[segment_id].wipe, [*free, *(block.record.slot for block in dropped)])
+            await self._device.run(self._files[segment_id].wipe, [*free, *(block.record.slot for block in dropped)])
         except OSError as error:
-            self._failed(error)
+            self._device.failed(error)
         finally:
             self._table.give_free(segment_id, free)
             for block in dropped:
@@ -331,7 +320,7 @@ class DiskTier:
     async def _grow(self, layout: Layout) -> None:
         segment_id, size, num_slots = self._table.new_segment(layout)
         try:
-            file = await self._threads.run(self.segment_type.create, self._folder.path, segment_id, size, num_slots)
+            file = await self._device.run(self.segment_type.create, self._folder.path, segment_id, size, num_slots)
         except OSError as error:
             reason = f"{self._folder.path}: no segment of {size * num_slots} bytes: {reason_of(error)}"
             self._degraded.note("kvstore_disk_full", reason)
@@ -344,9 +333,9 @@ class DiskTier:
 
     async def _remove(self, file: SegmentFile) -> None:
         try:
-            await self._threads.run(file.remove)
+            await self._device.run(file.remove)
         except OSError as error:
-            self._failed(error)
+            self._device.failed(error)
 
     def _flush_soon(self) -> None:
         if self._flusher is None or self._flusher.done():
@@ -358,32 +347,6 @@ class DiskTier:
         while self._records or self._is_index_stale:
             await asyncio.sleep(delay_s)
             delay_s = FLUSH_DELAY_S if await self.flush() else PAUSE_S
-
-    async def _work(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Reads or writes a block, as the breaker's probe if one is due.
-
-        Raises:
-            OSError: it failed, and that is counted.
-        """
-        is_probe, is_good = self._breaker.begin_probe(self._clock.now()), False
-        try:
-            result = await self._threads.run(function, *args, **kwargs)
-            is_good = True
-        except OSError as error:
-            self._failed(error)
-            raise
-        finally:
-            if is_probe:  # who was cancelled has found out nothing good
-                self._breaker.end_probe(is_good, self._clock.now())
-        self._breaker.record(True, self._clock.now())
-        if self._breaker.is_closed:
-            self._degraded.clear("kvstore_disk")
-        return result
-
-    def _failed(self, error: OSError) -> None:
-        self._breaker.record(False, self._clock.now())
-        self._reason = f"{self._folder.path}: {reason_of(error)}"
-        self._degraded.note("kvstore_disk", self._reason)
 
 
 def open_disk_tier(

@@ -20,7 +20,8 @@ from common.shm.checksum import checksum
 from kvstore_svc.core.block import Layout
 from kvstore_svc.core.disk_record import HEADER_BYTES, RECORD_BYTES
 from kvstore_svc.tiers.base import StoredBlock
-from kvstore_svc.tiers.disk import MAX_FAILURES, PAUSE_S, DiskTier, open_disk_tier
+from kvstore_svc.tiers.disk import DiskTier, open_disk_tier
+from kvstore_svc.tiers.disk_device import MAX_FAILURES, PAUSE_S
 from kvstore_svc.tiers.disk_folder import DiskUnavailable, default_capacity
 from kvstore_svc.tiers.disk_segment import SegmentFile, find_segments
 
