@@ -34,6 +34,8 @@ class CpuDevice:
             raise StartupError("dtype: float16 needs a GPU; a CPU computes float32 and bfloat16")
         if settings.kv_dtype != "auto":
             raise StartupError(f"kv_dtype: {settings.kv_dtype} needs a GPU; a CPU keeps KV as --dtype says")
+        if settings.kv_stored_form != "native":
+            raise StartupError(f"kv_stored_form: {settings.kv_stored_form} is made on a GPU; a CPU stores blocks as it has them")
         self.torch_device = torch.device("cpu")
         self.backend = _backend(settings)
         self.rewrites: Rewrites = cpu_rewrites if settings.rewrites else no_rewrites

@@ -83,9 +83,10 @@ def build_engine(
             **model.fingerprint_parts,
             "block_size": str(pool.block_size),
             "layout": f"{KV_LAYOUT_VERSION} {pool.layout.version} {pool.block_bytes}",
+            **({} if settings.kv_stored_form == "native" else {"stored_form": f"{settings.kv_stored_form}/1"}),
         }
     )
-    store = _connect_store(settings, fingerprint, pool, started.blocks)
+    store = _connect_store(settings, fingerprint, started.blocks)
     transport, reason = store.transport if store is not None else ("", "no block store is configured")
     info = pb.ExecutorInfo(
         executor_id=settings.executor_id,
@@ -93,6 +94,8 @@ def build_engine(
         backend=backend.name,
         dtype=str(model.dtype).removeprefix("torch."),
         kv_dtype=dtype_name(pool.dtype),
+        kv_stored_form=settings.kv_stored_form,
+        stored_block_bytes=started.blocks.block_bytes,
         kv_fingerprint=fingerprint,
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
@@ -132,14 +135,14 @@ def choose_device(settings: ExecutorSettings) -> Device:
     return CpuDevice(settings)
 
 
-def _connect_store(settings: ExecutorSettings, fingerprint: bytes, pool: Pool, blocks: BlockMemory) -> BlockStore | None:
+def _connect_store(settings: ExecutorSettings, fingerprint: bytes, blocks: BlockMemory) -> BlockStore | None:
     if not settings.kvstore:
         return None
     store = BlockStoreClient(
         Address.parse(settings.kvstore),
         client_id=settings.executor_id,
         layout_fingerprint=fingerprint,
-        block_bytes=pool.block_bytes,
+        block_bytes=blocks.block_bytes,
         transport=settings.kv_transport,
         degraded=DegradedPaths(),
         security=ChannelSecurity(tls_ca=settings.kvstore_tls_ca, token=settings.kvstore_token.get_secret_value()),

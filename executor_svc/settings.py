@@ -38,6 +38,9 @@ class ExecutorSettings(ServiceSettings):
     kv_dtype: Literal["auto", "fp8_e4m3"] = Field(
         "auto", description="of the KV pool; auto: dtype; fp8_e4m3: a byte per value, on a GPU of compute capability 8.9 or more"
     )
+    kv_stored_form: Literal["native", "fp8_e4m3", "int8"] = Field(
+        "native", description="of blocks below a GPU; native: as the pool has them; others: a byte per value, made on the GPU"
+    )
     quantization: Literal["none", "int8"] = Field("none", description="int8: linear weights in 8 bits, activations as they are")
     load_format: Literal["auto", "random"] = Field("auto", description="random: weights of the config's shape, for benchmarks")
     seed: int = Field(0, ge=0, description="of random weights")

@@ -62,9 +62,11 @@ class BlockMemory(SlabUser, Protocol):
 
     Attributes:
         num_blocks: of the pool.
+        block_bytes: of a block below the device.
     """
 
     num_blocks: int
+    block_bytes: int
 
     def mark(self) -> object:
         """A point in the device's work: all steps submitted so far. Called on the thread that submits steps."""

@@ -63,6 +63,7 @@ class BlockTraffic:
         self.num_arriving_tokens = 0
         self._scheduler = scheduler
         self._info = info
+        self._block_bytes = info.stored_block_bytes or info.block_bytes
         self._config = config
         self._store = store
         self._degraded = degraded
@@ -70,8 +71,8 @@ class BlockTraffic:
         self._clock = clock
         self._prefill = PrefillTime(step_times, scheduler.config.max_chunk_tokens)
         self._policy = LoadPolicy(info.block_size, self._prefill)
-        self._probes = Probes(store, info.kv_fingerprint, info.block_bytes, self._policy, clock)
-        self._prefetches = Prefetches(store, info.kv_fingerprint, info.block_bytes, on_ready)
+        self._probes = Probes(store, info.kv_fingerprint, self._block_bytes, self._policy, clock)
+        self._prefetches = Prefetches(store, info.kv_fingerprint, self._block_bytes, on_ready)
         self._loads: dict[int, _LoadUnderWay] = {}
         self._num_saves = 0
         self.no_save_runs = asyncio.Event()
@@ -197,7 +198,7 @@ class BlockTraffic:
     def load_bytes_per_s(self, tier: str) -> float:
         """How fast blocks come from a tier lately; 0: not known."""
         block_s = self._policy.speed(tier).block_s
-        return self._info.block_bytes / block_s if block_s else 0.0
+        return self._block_bytes / block_s if block_s else 0.0
 
     def note_step(self, num_prefill_tokens: int) -> None:
         """A step ended, and its time was learned from."""

@@ -22,7 +22,6 @@ from executor_svc.core.host_block import HostBlock
 from executor_svc.cuda.pinned_slabs import PinnedSlab, PinnedSlabs, address_of
 from executor_svc.cuda.staging import BUFFER_BYTES, StagingBuffers
 from executor_svc.cuda.stream import CopyStream, DeviceStream, Mark
-from executor_svc.kvcache.cuda_pool import CudaKvPool
 from executor_svc.kvcache.host_buffers import copy_bytes
 
 ItemT = TypeVar("ItemT")
@@ -33,6 +32,22 @@ _UNDER_WAY = 3
 
 _SAVED_AT_ONCE = 8
 """Blocks of a save that are copied, then hashed while the next are copied."""
+
+
+class DeviceBlocks(Protocol):
+    """Blocks in the device's memory: a pool, or slots of one (stored_blocks.py).
+
+    Attributes:
+        num_blocks: how many.
+        block_bytes: of each.
+        num_bytes: of all.
+        blocks: uint8 [num_blocks, block_bytes].
+    """
+
+    num_blocks: int
+    block_bytes: int
+    num_bytes: int
+    blocks: Tensor
 
 
 class _Pinned(Protocol):
@@ -63,7 +78,7 @@ class CudaBlocks:
 
     def __init__(
         self,
-        pool: CudaKvPool,
+        pool: DeviceBlocks,
         steps: DeviceStream,
         copies: CopyStream,
         slabs: PinnedSlabs,

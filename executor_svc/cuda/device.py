@@ -21,6 +21,7 @@ from executor_svc.cuda.pinned_slabs import PinnedSlabs
 from executor_svc.cuda.registrar import CudaRegistrar
 from executor_svc.cuda.runner import CudaRunner
 from executor_svc.cuda.sampler import Draw, TokenEnds, TorchTokens, draw_on_host
+from executor_svc.cuda.stored_blocks import SLOTS_BYTES, StoredBlocks, StoredSlots
 from executor_svc.cuda.stream import CudaStream
 from executor_svc.device import Phases, Started, run_steps, warm_up
 from executor_svc.kernels.backend import Backend
@@ -29,11 +30,13 @@ from executor_svc.kernels.layout import ROWS_OF_E4M3, layout_of
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 from executor_svc.kvcache.pool import block_bytes
+from executor_svc.kvcache.stored_form import FORMS, stored_layout
 from executor_svc.model.cuda_pieces import LayerPieces, buffer_bytes, most_tokens_worth, sizes
 from executor_svc.model.cuda_rewrite import StackedModel, rewrite_for_cuda
 from executor_svc.model.cuda_stack import DecoderStack
 from executor_svc.model.load import LoadedModel, Rewrites, no_rewrites
 from executor_svc.settings import ExecutorSettings
+from executor_svc.transfer import BlockMemory
 
 log = logging.getLogger(__name__)
 DEFAULT_BATCHED_TOKENS = 8192
@@ -64,7 +67,7 @@ class CudaDevice:
         if settings.backend == "cpu":
             raise StartupError("backend: cpu does not run on a GPU; use --device cpu or another backend")
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        check_kv_dtype(settings, torch.cuda.get_device_capability(self.torch_device))
+        check_kv_form(settings, torch.cuda.get_device_capability(self.torch_device))
         self._max_num_seqs = settings.max_num_seqs or _default_num_seqs(torch.cuda.mem_get_info(self.torch_device)[1])
         self.backend, self._tokens, self._draw = _kernels(settings, self._max_num_seqs, self.torch_device)
         self.rewrites: Rewrites = rewrite_for_cuda if settings.rewrites else no_rewrites
@@ -109,7 +112,7 @@ class CudaDevice:
         return Started(
             runner=runner,
             pool=pool,
-            blocks=self._blocks(pool, stream),
+            blocks=self._blocks(model, pool, stream),
             limits=limits,
             memory_bytes={"kv_pool": pool.num_bytes, "scratch": memory.scratch, "graphs": graph_bytes},
             description=description,
@@ -138,10 +141,22 @@ class CudaDevice:
     def _kv_dtype(self, model: LoadedModel) -> torch.dtype:
         return E4M3 if self._settings.kv_dtype == "fp8_e4m3" else model.dtype
 
-    def _blocks(self, pool: CudaKvPool, steps: CudaStream) -> CudaBlocks:
+    def _blocks(self, model: LoadedModel, pool: CudaKvPool, steps: CudaStream) -> BlockMemory:
         slabs = PinnedSlabs(CudaRegistrar(self.torch_device), self._degraded)
         num_threads = max(1, min(_MAX_CHECKSUM_THREADS, 3 * usable_cores() // 4))
-        return CudaBlocks(pool, steps, CudaStream(self.torch_device), slabs, num_threads=num_threads)
+        form = FORMS.get(self._settings.kv_stored_form)
+        if form is None:
+            return CudaBlocks(pool, steps, CudaStream(self.torch_device), slabs, num_threads=num_threads)
+        from executor_svc.kernels.triton.stored_form import StoredFormKernels
+
+        layout = stored_layout(model.layer_specs, pool.block_size, pool.dtype)
+        num_slots = max(1, min(pool.num_blocks, SLOTS_BYTES // layout.stored_bytes))
+        slots = StoredSlots(num_slots, layout.stored_bytes, self.torch_device)
+        kernels = StoredFormKernels(form, layout, self.torch_device)
+        kernels.compile(pool.blocks, slots.blocks)
+        copies = CudaStream(self.torch_device)  # waits for all that was queued before
+        memory = CudaBlocks(slots, steps, copies, slabs, num_threads=num_threads)
+        return StoredBlocks(pool, slots, memory, copies, kernels)
 
     def _runner(self, model: LoadedModel, pool: CudaKvPool, limits: BatchLimits, stream: CudaStream) -> CudaRunner:
         layer_indices = [spec.layer_idx for spec in model.layer_specs]
@@ -241,8 +256,12 @@ class CudaDevice:
         return max(0, torch.cuda.max_memory_reserved(self.torch_device) - before)
 
 
-def check_kv_dtype(settings: ExecutorSettings, capability: tuple[int, int]) -> None:
-    """Raises StartupError when the settings ask for a KV pool that this device, or its kernels, cannot read."""
+def check_kv_form(settings: ExecutorSettings, capability: tuple[int, int]) -> None:
+    """Raises StartupError when the settings ask for blocks that this device, or its kernels, cannot make or read."""
+    if settings.kv_stored_form != "native" and settings.backend == "torch":
+        raise StartupError(f"kv_stored_form: the torch backend does not make {settings.kv_stored_form}; use --backend triton")
+    if settings.kv_stored_form != "native" and settings.kv_dtype != "auto":
+        raise StartupError(f"kv_stored_form: blocks in {settings.kv_dtype} are small as they are; use --kv-stored-form native")
     if settings.kv_dtype == "auto":
         return
     if settings.backend == "torch":

@@ -44,6 +44,12 @@ class StoredFormKernels:
             "num_warps": 4,
         }
 
+    def compile(self, blocks: Tensor, stored: Tensor) -> None:
+        """Has both kernels compiled, on a pool that holds nothing yet: block 0 goes there and back."""
+        first = torch.zeros(1, dtype=torch.int64, device=blocks.device)
+        self.compress(blocks, first, stored)
+        self.restore(stored, first, blocks)
+
     def compress(self, blocks: Tensor, block_ids: Tensor, stored: Tensor) -> None:
         """Writes some blocks of a pool in their stored form; bytes between parts stay as they are.
 

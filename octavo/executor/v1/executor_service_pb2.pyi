@@ -236,6 +236,8 @@ class ExecutorInfo(_message.Message):
     KV_TRANSPORT_REASON_FIELD_NUMBER: _builtins.int
     STARTUP_PHASES_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
+    KV_STORED_FORM_FIELD_NUMBER: _builtins.int
+    STORED_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     model: _builtins.str
     """"models/{model}"."""
@@ -258,6 +260,9 @@ class ExecutorInfo(_message.Message):
     kv_transport_reason: _builtins.str
     kv_dtype: _builtins.str
     """Of keys and values in the pool: dtype, or "fp8_e4m3"."""
+    kv_stored_form: _builtins.str
+    """Of blocks below the device: "native", "fp8_e4m3" or "int8"; and the bytes of one there. 0: block_bytes."""
+    stored_block_bytes: _builtins.int
     @_builtins.property
     def memory_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Bytes by purpose, for people: weights, kv_pool, scratch."""
@@ -286,10 +291,12 @@ class ExecutorInfo(_message.Message):
         kv_transport_reason: _builtins.str = ...,
         startup_phases: _abc.Iterable[Global___Phase] | None = ...,
         kv_dtype: _builtins.str = ...,
+        kv_stored_form: _builtins.str = ...,
+        stored_block_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "executor_id", b"executor_id", "kv_dtype", b"kv_dtype", "kv_fingerprint", b"kv_fingerprint", "kv_transport", b"kv_transport", "kv_transport_reason", b"kv_transport_reason", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "memory_bytes", b"memory_bytes", "model", b"model", "num_blocks", b"num_blocks", "startup_phases", b"startup_phases", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "executor_id", b"executor_id", "kv_dtype", b"kv_dtype", "kv_fingerprint", b"kv_fingerprint", "kv_stored_form", b"kv_stored_form", "kv_transport", b"kv_transport", "kv_transport_reason", b"kv_transport_reason", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "memory_bytes", b"memory_bytes", "model", b"model", "num_blocks", b"num_blocks", "startup_phases", b"startup_phases", "stored_block_bytes", b"stored_block_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

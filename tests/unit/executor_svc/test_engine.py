@@ -15,6 +15,8 @@ from tests.unit.executor_svc.tiny_engine import make_engine
         ({"num_blocks": 1 << 40}, "lower --kv-memory-bytes or --num-blocks"),
         ({"max_model_len": 257}, "max_model_len: 257"),
         ({"block_size": 1, "num_blocks": 2}, "leave no room for a single step"),
+        ({"kv_dtype": "fp8_e4m3"}, "kv_dtype: fp8_e4m3 needs a GPU"),
+        ({"kv_stored_form": "int8"}, "kv_stored_form: int8 is made on a GPU"),
     ],
 )
 def test_a_start_that_cannot_work_names_the_setting(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from common.errors import StartupError
 from executor_svc.core.batch import BatchState
 from executor_svc.core.plan import BatchLimits, StepPlan
 from executor_svc.core.sampling import SamplingParams
-from executor_svc.cuda.device import _full_batch, _full_prefill, _largest_prefill, chunk_steps
+from executor_svc.cuda.device import _full_batch, _full_prefill, _largest_prefill, check_kv_form, chunk_steps
+from executor_svc.settings import ExecutorSettings
 
 
 def sessions(limits: BatchLimits) -> Iterator[list[StepPlan[SamplingParams]]]:
@@ -36,3 +38,24 @@ def test_every_step_is_carried_out_by_every_sequence(limits: BatchLimits) -> Non
             assert len(chunks) == len(step.chunks) > 0
             batch.advance_ahead(chunks)
             batch.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("changes", "capability", "sentence"),
+    [
+        ({"kv_dtype": "fp8_e4m3"}, (8, 6), "8.9 or more, this one has 8.6"),
+        ({"kv_dtype": "fp8_e4m3", "backend": "torch"}, (9, 0), "use --backend triton"),
+        ({"kv_stored_form": "int8", "backend": "torch"}, (9, 0), "use --backend triton"),
+        ({"kv_stored_form": "int8", "kv_dtype": "fp8_e4m3"}, (9, 0), "use --kv-stored-form native"),
+    ],
+)
+def test_forms_of_keys_and_values_that_a_gpu_cannot_have_are_refused(
+    changes: dict[str, object], capability: tuple[int, int], sentence: str
+) -> None:
+    with pytest.raises(StartupError, match=sentence):
+        check_kv_form(ExecutorSettings.model_validate(changes), capability)
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "fp8_e4m3"}, {"kv_stored_form": "int8"}, {"backend": "torch"}])
+def test_forms_that_it_can_have_are_not(changes: dict[str, object]) -> None:
+    check_kv_form(ExecutorSettings.model_validate(changes), (8, 9))

@@ -7,6 +7,9 @@ import torch
 
 from common.errors import StartupError
 from common.ids import BlockId
+from executor_svc.kernels.e4m3 import E4M3, exponents_of
+from executor_svc.kernels.layout import ROWS_OF_E4M3
+from executor_svc.kvcache.cuda_pool import CudaKvPool
 from executor_svc.kvcache.pool import KvPool, block_bytes
 
 
@@ -80,3 +83,24 @@ def test_a_block_outside_the_pool_is_refused() -> None:
 def test_a_pool_beyond_all_memory_names_the_setting_to_lower() -> None:
     with pytest.raises(StartupError, match="lower --kv-memory-bytes or --num-blocks"):
         make_pool(num_blocks=1 << 38)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_a_pool_of_e4m3_has_nearly_twice_the_blocks(head_dim: int) -> None:
+    layers = [Shape(8, head_dim, head_dim)] * 16
+
+    assert block_bytes(layers, 16, torch.bfloat16) / block_bytes(layers, 16, E4M3) > 1.9
+
+
+def test_exponents_lie_behind_the_rows_of_their_part() -> None:
+    layers = [Shape(3, 64, 64), Shape(1, 16, 12)]
+    pool = CudaKvPool(layers, 4, 16, E4M3, ROWS_OF_E4M3, torch.device("cpu"))
+    parts = [part for cache in pool.layer_caches for part in (cache.key, cache.value)]
+    for number, part in enumerate(parts, start=1):
+        part.view(torch.uint8).fill_(number)
+        exponents_of(part).fill_(number + 100)
+
+    pool.check_integrity()
+    for number, part in enumerate(parts, start=1):
+        assert (part.view(torch.uint8) == number).all()
+        assert (exponents_of(part) == number + 100).all()
