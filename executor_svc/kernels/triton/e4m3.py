@@ -95,13 +95,15 @@ def load_exponents(part_ptr, blocks, stride, kv_head, in_block, inside, ROWS_BYT
 @triton.jit
 def as_operand(query):
     """Rows of queries as an operand beside e4m3, and the factor of each row that this left out."""
-    if query.dtype == tl.float32:
-        return query, tl.full([query.shape[0]], 1.0, tl.float32)
-    # Beyond float16's range are bfloat16 queries: each row is brought to between 1 and 2.
-    wide = query.to(tl.float32)
-    powers = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True) >> 23
-    powers = tl.minimum(tl.maximum(powers, 1), 253)
-    return (wide * power_of_two(254 - powers)[:, None]).to(tl.float16), power_of_two(powers)
+    factors = tl.full([query.shape[0]], 1.0, tl.float32)
+    if query.dtype != tl.float32:
+        # Beyond float16's range are bfloat16 queries: each row is brought to between 1 and 2.
+        wide = query.to(tl.float32)
+        powers = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True) >> 23
+        powers = tl.minimum(tl.maximum(powers, 1), 253)
+        factors = power_of_two(powers)
+        query = (wide * power_of_two(254 - powers)[:, None]).to(tl.float16)
+    return query, factors
 
 
 @triton.jit
@@ -133,23 +135,25 @@ def halves_of(pairs, dtype: tl.constexpr):
     """The first of each pair, and the second, as dtype."""
     if INTERPRETED or dtype != tl.float16:
         first = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
-        return first, (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
-    # Two pairs lie in a register: one permutation of its bytes and two conversions, instead of the compiler's eight instructions.
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 bytes;
-        .reg .b16 first, second;
-        prmt.b32 bytes, $2, 0, 0x3120;
-        mov.b32 {first, second}, bytes;
-        cvt.rn.f16x2.e4m3x2 $0, first;
-        cvt.rn.f16x2.e4m3x2 $1, second;
-        }""",
-        "=r,=r,r",
-        [pairs],
-        dtype=(tl.float16, tl.float16),
-        is_pure=True,
-        pack=2,
-    )
+        second = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    else:
+        # Two pairs lie in a register: one permutation of its bytes and two conversions, not the compiler's eight instructions.
+        first, second = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 bytes;
+            .reg .b16 firsts, seconds;
+            prmt.b32 bytes, $2, 0, 0x3120;
+            mov.b32 {firsts, seconds}, bytes;
+            cvt.rn.f16x2.e4m3x2 $0, firsts;
+            cvt.rn.f16x2.e4m3x2 $1, seconds;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    return first, second
 
 
 @triton.jit

@@ -18,10 +18,13 @@ from executor_svc.kernels.triton.e4m3 import is_e4m3
 from executor_svc.kernels.triton.kv_write import rope_write_kv, write_kv
 from executor_svc.kernels.triton.parts import gather
 from executor_svc.kernels.triton.prefill_kernel import FEW, MANY, triton_prefill
+from executor_svc.kernels.triton.stored_form import StoredFormKernels
+from executor_svc.kvcache.stored_form import FORMS, stored_layout
+from executor_svc.model.layer_spec import LayerSpec
 from tests.unit.executor_svc.kernels.triton.compile_only import compiling_for
 
 # Heads, KV heads, head_dim_k, head_dim_v, window, softcap, sinks.
-FORMS = [
+ATTENTION = [
     (32, 8, 128, 128, None, None, False),
     (4, 1, 256, 256, 64, 50.0, False),
     (9, 3, 64, 64, 64, None, True),
@@ -29,7 +32,7 @@ FORMS = [
 
 
 def compile_forms(capability: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
-    forms = FORMS if cache_dtype == dtype else FORMS[:1]
+    forms = ATTENTION if cache_dtype == dtype else ATTENTION[:1]
     for num_heads, num_kv_heads, head_dim_k, head_dim_v, window, softcap, with_sinks in forms:
         cache = LayerCache(
             torch.zeros(2, num_kv_heads, 16, head_dim_k, dtype=cache_dtype),
@@ -78,11 +81,20 @@ def compile_reads_and_writes(dtype: torch.dtype, cache_dtype: torch.dtype) -> No
     )  # fmt: skip
 
 
+def compile_stored_forms(dtype: torch.dtype) -> None:
+    layout = stored_layout([LayerSpec(0, 2, 64, 64, 1.0, None, None, False)], 16, dtype)
+    blocks, stored = (torch.zeros(1, size, dtype=torch.uint8) for size in (layout.native_bytes, layout.stored_bytes))
+    for form in FORMS.values():
+        StoredFormKernels(form, layout, "cpu").compile(blocks, stored)
+
+
 def main() -> None:
     capability, dtype, cache_dtype = int(sys.argv[1]), getattr(torch, sys.argv[2]), getattr(torch, sys.argv[3])
     with compiling_for(capability) as device:
         compile_forms(capability, dtype, cache_dtype)
         compile_reads_and_writes(dtype, cache_dtype)
+        if cache_dtype == dtype:
+            compile_stored_forms(dtype)
     print(*device.compiled)
 
 
