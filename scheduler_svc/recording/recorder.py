@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 _MAX_QUEUED = 50_000
 """Calls; some seconds of a busy scheduler."""
-_FRAME_BYTES = 1 << 18
 _FRAME_S = 0.5
 
 
@@ -39,11 +38,13 @@ class RecorderLimits:
         segment_bytes: of one file; then the next one begins.
         max_bytes: of all files of the process.
         max_queued: calls that may wait for the thread.
+        frame_bytes: before compression; written at the latest after half a second.
     """
 
     segment_bytes: int = 64 << 20
     max_bytes: int = 4 << 30
     max_queued: int = _MAX_QUEUED
+    frame_bytes: int = 1 << 18
 
 
 class Recording:
@@ -103,7 +104,7 @@ class Recorder:
         label = re.sub(r"[^A-Za-z0-9]+", "-", executor.rsplit("/", 1)[-1]).strip("-") or "executor"
         taken = sum(other.name.startswith(f"{label}-{self._stamp}") for other in self._files)
         recording = Recording(self, executor, f"{label}-{self._stamp}" + (f"-{taken}" if taken else ""))
-        self._files[recording] = _Segments(self._folder, recording, self._limits.segment_bytes)
+        self._files[recording] = _Segments(self._folder, recording, self._limits)
         return recording
 
     def put(self, recording: Recording, encode: Callable[..., pb.Call], args: tuple[object, ...]) -> None:
@@ -137,6 +138,9 @@ class Recorder:
                 break
             recording, encode, args = item
             self._guarded(self._files[recording].append, encode, args)
+            if time.monotonic() >= flush_at_s:
+                flush_at_s = time.monotonic() + _FRAME_S
+                self._guarded(self._flush)
             time.sleep(0)  # a loop that wants to go on does not wait for the rest of the queue
         for segments in self._files.values():
             self._guarded(segments.end, self._end_reason or "")
@@ -161,11 +165,11 @@ class Recorder:
 class _Segments:
     """The files of one recording, in the thread."""
 
-    def __init__(self, folder: Path, recording: Recording, segment_bytes: int):
+    def __init__(self, folder: Path, recording: Recording, limits: RecorderLimits):
         self.num_bytes = 0
         self._folder = folder
         self._recording = recording
-        self._segment_bytes = segment_bytes
+        self._limits = limits
         self._file: BinaryIO | None = None
         self._num_segments = 0
         self._segment_end = 0
@@ -176,7 +180,7 @@ class _Segments:
         data = pb.Calls(calls=[encode(*args)]).SerializeToString()  # a message is the concatenation of its parts
         self._calls.append(data)
         self._calls_bytes += len(data)
-        if self._calls_bytes >= _FRAME_BYTES:
+        if self._calls_bytes >= self._limits.frame_bytes:
             self.flush()
 
     def flush(self) -> None:
@@ -213,6 +217,6 @@ class _Segments:
         )
         self._file = path.open("xb")
         self._num_segments += 1
-        self._segment_end = self.num_bytes + self._segment_bytes
+        self._segment_end = self.num_bytes + self._limits.segment_bytes
         self._file.write(MAGIC)
         self.num_bytes += len(MAGIC) + append_frame(self._file, header.SerializeToString())

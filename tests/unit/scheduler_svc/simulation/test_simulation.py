@@ -1,0 +1,112 @@
+"""The production scheduler in virtual time: always alike, as long as steps take, and as a recording of it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import StartupError
+from scheduler_svc.core.policies.choice import POLICIES
+from scheduler_svc.core.request import ServiceClass
+from scheduler_svc.core.step_time import StepWork
+from scheduler_svc.simulation.arrivals import assign, at_rate, part_of, read_arrivals
+from scheduler_svc.simulation.learn import fit
+from scheduler_svc.simulation.outcome import percentile, ttfts
+from scheduler_svc.simulation.profile import PROFILES, DeviceProfile
+from scheduler_svc.simulation.recorded import MeasuredStep
+from scheduler_svc.simulation.report import write_report
+from scheduler_svc.simulation.run import Simulation
+
+FLAT = DeviceProfile("flat", (0.01, 0, 0, 0, 0, 0, 0), round_trip_s=0.0, host_step_s=0.0, host_token_s=0.0, num_blocks=4096)
+
+
+@pytest.fixture
+def azure(tmp_path: Path) -> Path:
+    path = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:{15 + i // 60}:{i % 60:02}.6805900,{100 + 37 * i % 900},{5 + i % 20}" for i in range(80)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    return path
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path) -> Path:
+    path = tmp_path / "mooncake.jsonl"
+    rows = [{"timestamp": 100 * i, "input_length": 1100, "output_length": 4, "hash_ids": [0, 1, 2 + i]} for i in range(10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_request_alone_takes_as_long_as_its_steps(azure: Path) -> None:
+    outcome = Simulation(part_of(read_arrivals(azure), 0, 1, 4096), FLAT).run()
+
+    assert outcome.served[0].ttft_s == pytest.approx(0.01)
+    assert outcome.served[0].tpot_s == pytest.approx(0.01)
+    assert outcome.num_steps == 5
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_everybody_is_served_and_always_alike(azure: Path, policy: str) -> None:
+    arrivals = list(assign(at_rate(read_arrivals(azure), 30.0), ["big", "big", "small"], list(ServiceClass)))
+    one, again = (Simulation(arrivals, PROFILES["h200-llama-8b"], 2, policy, seed=3).run() for _ in range(2))
+
+    assert [served.num_tokens for served in one.served] == [arrival.num_output_tokens for arrival in arrivals]
+    assert one.served == again.served
+    assert one.end_s < 10
+
+
+def test_prefixes_of_a_trace_are_shared(mooncake: Path) -> None:
+    arrivals = read_arrivals(mooncake)
+    prompts = [arrival.prompt() for arrival in arrivals]
+
+    assert all(len(prompt) == 1100 for prompt in prompts)
+    assert len({prompt[:1024] for prompt in prompts}) == 1
+    assert len(set(prompts)) == 10
+
+
+def test_more_load_waits_longer(azure: Path) -> None:
+    slow = DeviceProfile("slow", (0.02, 0, 0, 0.1, 0, 0, 0), max_num_seqs=4, num_blocks=4096)
+    waits = [percentile(ttfts(Simulation(at_rate(read_arrivals(azure), rate), slow).run().served), 50) for rate in (1.0, 20.0)]
+
+    assert waits[1] > 3 * waits[0]
+
+
+def test_the_times_of_steps_are_found_again() -> None:
+    true = (0.004, 0.001, 0.0, 0.02, 0.001, 0.15, 0.3)
+    model = DeviceProfile("true", true).step_times()
+    works = [
+        StepWork(num_prefill_tokens=p, num_attended=p * p // 2, num_decodes=d, num_context_tokens=600 * d + 77 * (d % 7))
+        for p in (0, 128, 512, 2048)
+        for d in range(0, 64, 3)
+        if p or d
+    ]
+    steps = [MeasuredStep(work, 0.0, 0.0, model.predict_s(work), 0.0, was_alone=False) for work in works]
+    found = DeviceProfile("found", fit(steps)).step_times()
+
+    assert max(abs(found.predict_s(work) / model.predict_s(work) - 1) for work in works) < 0.02
+
+
+def test_the_report_is_one_file_that_needs_nothing_else(azure: Path, tmp_path: Path) -> None:
+    arrivals = list(assign(at_rate(read_arrivals(azure), 20.0), ["a & b", "<c>"], [ServiceClass.STANDARD]))
+    write_report(tmp_path / "r.html", "x < y", [Simulation(arrivals, FLAT, policy=policy).run() for policy in ("fair", "fcfs")])
+
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") == 9
+    assert "x &lt; y" in page and "&lt;c&gt;" in page and "a &amp; b" in page
+    assert "http" not in page and "<script" not in page
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "{}\n"])
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+    for name in ("trace.csv", "trace.jsonl"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(StartupError):
+            read_arrivals(tmp_path / name)
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(PROFILES["h200-llama-8b"].to_json())
+    (tmp_path / "bad.json").write_text("{}")
+
+    assert DeviceProfile.read(tmp_path / "p.json") == PROFILES["h200-llama-8b"]
+    with pytest.raises(StartupError):
+        DeviceProfile.read(tmp_path / "bad.json")
