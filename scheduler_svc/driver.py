@@ -6,7 +6,7 @@ requests, and the next plan goes out in the same breath, while the executor work
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.clock import Clock
@@ -21,7 +21,7 @@ from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
 from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate, StepPlan
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core_maker import CoreMaker
 from scheduler_svc.engine_config import EngineConfig
@@ -375,8 +375,15 @@ class ExecutorDriver:
 
     def release_all(self) -> list[Generation]:
         """Takes out every request with the tokens it has, for another executor."""
+        return self._release(self.scheduler.evacuate() if self.scheduler is not None else [])
+
+    def release_queued(self) -> list[Generation]:
+        """Takes out every request that has not begun, for another executor."""
+        return self._release(self.scheduler.drain() if self.scheduler is not None else [])
+
+    def _release(self, requests: Sequence[Request]) -> list[Generation]:
         released = []
-        for request in self.scheduler.evacuate() if self.scheduler is not None else []:
+        for request in requests:
             generation = self.generations[request.request_id]
             self._forget(generation)
             generation.request = request

@@ -1,4 +1,4 @@
-"""All executors as one engine: where a request runs, what happens when an executor dies or comes back, who waits for whom.
+"""All executors as one engine: requests from their arrival to their end, whatever becomes of the executors (fleet.py).
 
 Knows requests as token ids and outputs as sinks; knows no text and no wire of the public API. Usable without any server:
 
@@ -10,31 +10,23 @@ Knows requests as token ids and outputs as sinks; knows no text and no wire of t
 """
 
 import asyncio
-import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.errors import Cancelled, Draining, DuplicateRequest, ModelLoading, NoExecutor, OctavoError, StaleEpoch
-from common.ids import ExecutorId, RequestId, SeqId
+from common.errors import Cancelled, Draining, DuplicateRequest, OctavoError
+from common.ids import RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector
-from scheduler_svc.core.placement import choose_executor
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.token_rates import TokenRates
 from scheduler_svc.core_maker import CoreMaker, PlainCores
 from scheduler_svc.driver import ExecutorDriver
 from scheduler_svc.engine_config import EngineConfig
+from scheduler_svc.fleet import Fleet
 from scheduler_svc.generation import Generation, Output
-
-log = logging.getLogger(__name__)
-
-_FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 1.0
-_FENCED_PAUSE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -54,9 +46,8 @@ class Engine:
     """See the module's first lines.
 
     Attributes:
-        drivers: one per executor.
         counters: of requests that ended.
-        model: what the executors serve, from the first that was connected; None before.
+        fleet: the executors.
 
     Args:
         connectors: how to reach each executor.
@@ -80,32 +71,38 @@ class Engine:
         self.counters = EngineCounters()
         self.degraded = degraded
         self.store = store
-        self.model: pb.ExecutorInfo | None = None
         self.clock = clock
-        self._config = config
-        self._model_name = model_name
         self._observe = observe
-        self._connectors = list(connectors)
-        self.drivers = [
-            ExecutorDriver(c, config, clock, store, degraded, self._on_end, cores(c.address)) for c in self._connectors
-        ]
+        self.fleet = Fleet(
+            config,
+            degraded,
+            lambda connector, on_end: ExecutorDriver(connector, config, clock, store, degraded, on_end, cores(connector.address)),
+            self._on_end,
+            model_name,
+        )
+        for connector in connectors:
+            self.fleet.add(connector)
         self._token_rates = TokenRates(config.tenants)
         self._generations: dict[RequestId, Generation] = {}
-        self._hello = pb.Hello(scheduler_id="scheduler", epoch=random.SystemRandom().getrandbits(64))
-        self._connected = asyncio.Event()
-        self._model_known = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._give_up_timers: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def drivers(self) -> list[ExecutorDriver]:
+        """One per executor."""
+        return self.fleet.drivers
+
+    @property
+    def model(self) -> pb.ExecutorInfo | None:
+        """What the executors serve, from the first that was connected; None before."""
+        return self.fleet.model
 
     # Life
 
     async def start(self) -> None:
         """Begins to look for executors."""
-        for connector, driver in zip(self._connectors, self.drivers, strict=True):
-            self._tasks.append(asyncio.create_task(self._keep_connected(connector, driver), name=f"executor {driver.address}"))
+        self.fleet.start()
 
     def begin_drain(self) -> None:
         """From now on new requests are refused; running ones go on."""
@@ -120,11 +117,7 @@ class Engine:
         self.begin_drain()
         for request_id in list(self._generations):
             self.cancel(request_id, Draining("the server stops"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for timer in self._give_up_timers.values():
-            timer.cancel()
+        await self.fleet.stop()
 
     # Requests
 
@@ -136,24 +129,11 @@ class Engine:
         """
         if self._is_draining:
             raise Draining("the server is about to stop", retry_after_s=1.0)
-        try:
-            async with asyncio.timeout(self._config.executor_wait_s):
-                while not any(driver.is_connected for driver in self.drivers):
-                    self._connected.clear()
-                    await self._connected.wait()
-        except TimeoutError:
-            reasons = "; ".join(f"{driver.address}: {driver.problem.message}" for driver in self.drivers) or "none is configured"
-            is_loading = any(isinstance(driver.problem, ModelLoading) for driver in self.drivers)
-            error_class = ModelLoading if is_loading else NoExecutor
-            raise error_class(f"no executor is connected ({reasons})", retry_after_s=1.0) from None
-        assert self.model is not None
-        return self.model
+        return await self.fleet.connected_model()
 
     async def first_model(self) -> pb.ExecutorInfo:
         """What is served; waits for the first executor, however long that takes."""
-        await self._model_known.wait()
-        assert self.model is not None
-        return self.model
+        return await self.fleet.first_model()
 
     async def num_connected_executors(self) -> int:
         """Executors with an open session."""
@@ -173,10 +153,10 @@ class Engine:
         self._idle.clear()
         try:
             await self.served_model()
-            driver = self._choose(generation)
+            driver = self.fleet.choose(generation)
             await driver.submit(generation)
             if not driver.is_connected:  # lost during the look-up
-                self._move_from(driver)
+                self.fleet.move_from(driver)
         except BaseException:
             self._token_rates.give_back(request)
             self._remove(generation)
@@ -276,94 +256,3 @@ class Engine:
         for tier, num_tokens in generation.cached_tokens_by_tier.items():
             counters.cached_tokens_by_tier[tier] = counters.cached_tokens_by_tier.get(tier, 0) + num_tokens
         self._observe(generation)
-
-    def _choose(self, generation: Generation) -> ExecutorDriver:
-        connected = {ExecutorId(driver.address): driver for driver in self.drivers if driver.is_connected}
-        if len(connected) == 1:
-            return next(iter(connected.values()))
-        return connected[choose_executor([driver.candidate(generation) for driver in connected.values()])]
-
-    # Executors
-
-    async def _keep_connected(self, connector: ExecutorConnector, driver: ExecutorDriver) -> None:
-        backoff_s = _FIRST_BACKOFF_S
-        while True:
-            try:
-                link = await connector.connect(self._hello)
-                try:
-                    if self._accepts(driver, link.info):
-                        backoff_s = _FIRST_BACKOFF_S
-                        await self._run_session(driver, link)
-                finally:
-                    await link.close()
-            except StaleEpoch as error:  # another scheduler drives it: taking turns at once would help nobody
-                self._note_problem(driver, error)
-                backoff_s = _FENCED_PAUSE_S
-            except ModelLoading as error:  # it is asked again and again, so that nothing waits once it is there
-                self._note_problem(driver, error)
-                backoff_s = _FIRST_BACKOFF_S
-            except OctavoError as error:
-                self._note_problem(driver, error)
-            except Exception:
-                log.exception("executor %s: the session failed", driver.address)
-                driver.discard(OctavoError("internal error; the server's log has the details"))
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-
-    def _note_problem(self, driver: ExecutorDriver, error: OctavoError) -> None:
-        if driver.info is not None:
-            self.degraded.note("executor_unavailable", f"{driver.address}: {error.message}")
-        elif error.message != driver.problem.message:  # at its start an executor may take its time
-            log.info("executor %s: waiting: %s", driver.address, error.message)
-        driver.problem = error
-
-    def _accepts(self, driver: ExecutorDriver, info: pb.ExecutorInfo) -> bool:
-        if self._model_name and info.model != self._model_name:
-            problem = f"serves {info.model}, not {self._model_name}"
-        elif self.model is not None and (info.model, info.kv_fingerprint) != (self.model.model, self.model.kv_fingerprint):
-            problem = f"serves {info.model} with other weights or another KV layout than the first executor"
-        else:
-            self.model = self.model or info
-            self._model_known.set()
-            return True
-        driver.problem = NoExecutor(f"refused: {problem}")
-        self.degraded.note("executor_refused", f"{driver.address}: {problem}")
-        return False
-
-    async def _run_session(self, driver: ExecutorDriver, link: object) -> None:
-        log.info("executor %s: connected", driver.address)
-        session = asyncio.ensure_future(driver.run_session(link))  # type: ignore[arg-type]
-        await asyncio.sleep(0)  # the driver opens the session
-        self.degraded.clear("executor_unavailable")
-        self._connected.set()
-        if (timer := self._give_up_timers.pop(driver.address, None)) is not None:
-            timer.cancel()
-        for other in self.drivers:
-            if not other.is_connected:
-                self._move_from(other)
-        try:
-            await session
-        finally:
-            session.cancel()
-            await asyncio.gather(session, return_exceptions=True)
-            log.warning("executor %s: lost with %d requests", driver.address, len(driver.generations))
-            self._move_from(driver)
-            self._give_up_timers[driver.address] = asyncio.get_running_loop().call_later(
-                self._config.executor_lost_timeout_s, self._give_up, driver
-            )
-
-    def _move_from(self, source: ExecutorDriver) -> None:
-        """Requests of a lost executor go on elsewhere, if there is anybody else."""
-        if not any(driver.is_connected for driver in self.drivers if driver is not source):
-            return
-        for generation in source.release_all():
-            try:
-                self._choose(generation).adopt(generation)
-            except OctavoError as error:
-                log.warning("request %s cannot move from %s: %s", generation.request.request_id, source.address, error.message)
-                generation.output.fail(error)
-                self._on_end(generation)
-
-    def _give_up(self, driver: ExecutorDriver) -> None:
-        if not driver.is_connected:
-            driver.give_up()

@@ -17,7 +17,9 @@ def test_reads_both_formats(tmp_path: Path) -> None:
     mooncake = tmp_path / "mooncake.jsonl"
     rows = [{"timestamp": 3000, "input_length": 7, "output_length": 2, "hash_ids": [0]}] * 2
     mooncake.write_text("\n".join(json.dumps(row) for row in rows))
-    assert read_trace(azure)[1] == TracedRequest(pytest.approx(4.314579), 396, 109)
+    requests = read_trace(azure)
+    assert requests[1].arrival_s == pytest.approx(4.314579)
+    assert requests[1] == TracedRequest(requests[1].arrival_s, 396, 109)
     assert read_trace(mooncake) == [TracedRequest(0.0, 7, 2)] * 2
 
 
