@@ -107,6 +107,24 @@ def flush_cache(include_store: bool) -> Call[admin.FlushCacheResponse, load.Flus
     return Call(_ADMIN + "FlushCache", request, admin.FlushCacheResponse, lambda r: _plain(load.Flushed, r))
 
 
+def add_executor(address: str) -> Call[admin.AddExecutorResponse, load.ExecutorStatus]:
+    """An executor joins."""
+    request = admin.AddExecutorRequest()
+    set_field(request, "address", address)
+    return Call(_ADMIN + "AddExecutor", request, admin.AddExecutorResponse, lambda r: _executor_status(r.executor))
+
+
+def remove_executor(address: str, drain_s: float) -> Call[admin.RemoveExecutorResponse, load.ExecutorStatus]:
+    """An executor leaves."""
+    request = admin.RemoveExecutorRequest()
+    set_field(request, "address", address)
+    try:
+        request.drain.FromNanoseconds(int(drain_s * 1e9))
+    except (ValueError, OverflowError) as error:
+        raise InvalidParameter("drain_s", str(error)) from error
+    return Call(_ADMIN + "RemoveExecutor", request, admin.RemoveExecutorResponse, lambda r: _executor_status(r.executor))
+
+
 class _StreamConverter:
     """Turns the responses of one stream into events; Finished comes with the response that carries the timing."""
 
@@ -189,11 +207,13 @@ def _server_info(response: admin.GetServerInfoResponse) -> load.ServerInfo:
         version=response.version,
         uptime_s=response.uptime_s,
         settings=dict(response.settings),
-        executors=tuple(
-            _plain(load.ExecutorStatus, executor, memory_bytes=dict(executor.memory_bytes)) for executor in response.executors
-        ),
+        executors=tuple(_executor_status(executor) for executor in response.executors),
         kvstore=_plain(load.KvStoreStatus, kvstore, tiers=_tiers(kvstore.tiers)) if response.HasField("kvstore") else None,
     )
+
+
+def _executor_status(executor: admin.ExecutorStatus) -> load.ExecutorStatus:
+    return _plain(load.ExecutorStatus, executor, memory_bytes=dict(executor.memory_bytes))
 
 
 def _plain(value_type: type[ValueT], message: Message, **converted: Any) -> ValueT:

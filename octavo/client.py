@@ -19,7 +19,7 @@ from octavo import calls
 from octavo.answers import Completion, Event, Finished, FinishReason, Model, TextDelta, Tokens
 from octavo.calls import Call, ResponseT, ResultT
 from octavo.errors import InvalidParameter, OctavoError, Unavailable
-from octavo.load import Flushed, Load, ServerInfo
+from octavo.load import ExecutorStatus, Flushed, Load, ServerInfo
 from octavo.prompt import ChatMessage, GenerateOptions, Prompt
 
 __all__ = [
@@ -153,6 +153,17 @@ class OctavoClient:
         """Forgets cached prefixes that no request uses. Needs the admin token where there is one."""
         return self._unary(calls.flush_cache(include_store))
 
+    def add_executor(self, address: str) -> ExecutorStatus:
+        """Lets an executor join while requests run, until the server's next start. Needs the admin token where there is one."""
+        return self._unary(calls.add_executor(address))
+
+    def remove_executor(self, address: str, *, drain_s: float = 30.0) -> ExecutorStatus:
+        """Lets an executor leave: no new requests, and those that run get so long, then they move. Needs the admin token, too.
+
+        Returns at once; server_info shows it until it has left.
+        """
+        return self._unary(calls.remove_executor(address, drain_s))
+
     def _unary(self, call: Call[ResponseT, ResultT], timeout_s: float | None = None) -> ResultT:
         send = self._channel.unary_unary(call.method, type(call.request).SerializeToString, call.response_type.FromString)
         try:
@@ -254,6 +265,14 @@ class AsyncOctavoClient:
     async def flush_cache(self, *, include_store: bool = False) -> Flushed:
         """See OctavoClient.flush_cache."""
         return await self._unary(calls.flush_cache(include_store))
+
+    async def add_executor(self, address: str) -> ExecutorStatus:
+        """See OctavoClient.add_executor."""
+        return await self._unary(calls.add_executor(address))
+
+    async def remove_executor(self, address: str, *, drain_s: float = 30.0) -> ExecutorStatus:
+        """See OctavoClient.remove_executor."""
+        return await self._unary(calls.remove_executor(address, drain_s))
 
     async def _unary(self, call: Call[ResponseT, ResultT], timeout_s: float | None = None) -> ResultT:
         send = self._channel.unary_unary(call.method, type(call.request).SerializeToString, call.response_type.FromString)

@@ -98,7 +98,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatus:
-    """One executor as the scheduler sees it."""
+    """One executor as the scheduler sees it.
+
+    Attributes:
+        leaving: it gets no new requests and leaves when those that it has are through.
+        num_requests: that are queued or run there.
+        problem: why it is not connected; empty: it is.
+    """
 
     executor_id: str
     address: str
@@ -113,6 +119,9 @@ class ExecutorStatus:
     kv_transport: str
     kv_transport_reason: str
     kv_dtype: str
+    leaving: bool = False
+    num_requests: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,15 @@
 """What operators see and may do, from the engine and the block store themselves. Knows their messages; serves no call."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from common.errors import InvalidParameter, StartupError
+from common.rpc.address import Address
 from octavo import __version__
 from octavo.kvstore.v1 import kv_store_service_pb2 as kvstore_pb
 from octavo.scheduler.v1 import admin_service_pb2 as pb
 from scheduler_svc.clients.block_store import BlockStore
+from scheduler_svc.clients.executor import ExecutorConnector
 from scheduler_svc.driver import ExecutorDriver
 from scheduler_svc.engine import Engine
 from scheduler_svc.load import load_message, tier_loads
@@ -36,13 +39,22 @@ class EngineAdministration:
     Args:
         settings: by name for people, secrets masked.
         store_address: of the block store; empty: none.
+        connector: how to reach an executor.
     """
 
-    def __init__(self, engine: Engine, store: AdministeredStore, settings: Mapping[str, str], store_address: str):
+    def __init__(
+        self,
+        engine: Engine,
+        store: AdministeredStore,
+        settings: Mapping[str, str],
+        store_address: str,
+        connector: Callable[[Address], ExecutorConnector],
+    ):
         self._engine = engine
         self._store = store
         self._settings = settings
         self._store_address = store_address
+        self._connector = connector
         self._started_at_s = engine.clock.now()
 
     async def server_info(self) -> pb.GetServerInfoResponse:
@@ -52,7 +64,7 @@ class EngineAdministration:
             version=__version__,
             uptime_s=self._uptime_s,
             settings=self._settings,
-            executors=[_executor_status(driver) for driver in self._engine.drivers],
+            executors=[self._status(driver) for driver in self._engine.drivers],
             kvstore=pb.KvStoreStatus(
                 address=self._store_address,
                 connected=self._store.connected,
@@ -77,13 +89,37 @@ class EngineAdministration:
             num_store_blocks = await self._store.clear()
         return pb.FlushCacheResponse(num_device_blocks=num_device_blocks, num_store_blocks=num_store_blocks)
 
+    async def add_executor(self, address: str) -> pb.AddExecutorResponse:
+        """An executor joins."""
+        try:
+            connector = self._connector(Address.parse(address))
+        except StartupError as error:
+            raise InvalidParameter("address", error.message) from error
+        self._engine.fleet.add(connector)
+        return pb.AddExecutorResponse(executor=self._status(self._driver(connector.address)))
+
+    async def remove_executor(self, address: str, drain_s: float) -> pb.RemoveExecutorResponse:
+        """An executor leaves."""
+        self._engine.fleet.remove(address, drain_s)
+        return pb.RemoveExecutorResponse(executor=self._status(self._driver(address)))
+
+    def _driver(self, address: str) -> ExecutorDriver:
+        return next(driver for driver in self._engine.drivers if driver.address == address)
+
+    def _status(self, driver: ExecutorDriver) -> pb.ExecutorStatus:
+        status = _executor_status(driver)
+        status.leaving = self._engine.fleet.is_leaving(driver)
+        return status
+
     @property
     def _uptime_s(self) -> float:
         return self._engine.clock.now() - self._started_at_s
 
 
 def _executor_status(driver: ExecutorDriver) -> pb.ExecutorStatus:
-    status = pb.ExecutorStatus(address=driver.address, connected=driver.is_connected)
+    status = pb.ExecutorStatus(address=driver.address, connected=driver.is_connected, num_requests=len(driver.generations))
+    if not driver.is_connected:
+        status.problem = driver.problem.message
     if (info := driver.info) is not None:
         status.executor_id, status.model, status.backend, status.dtype = info.executor_id, info.model, info.backend, info.dtype
         status.num_blocks, status.block_size, status.block_bytes = info.num_blocks, info.block_size, info.block_bytes

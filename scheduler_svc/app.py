@@ -106,10 +106,11 @@ def engine_config(settings: SchedulerSettings, tenants: Tenants = EQUALS) -> Eng
     )
 
 
-def _connectors(settings: SchedulerSettings, degraded: DegradedPaths) -> list[ExecutorConnector]:
+def _connector(settings: SchedulerSettings, degraded: DegradedPaths) -> Callable[[Address], ExecutorConnector]:
+    """How an executor is reached, by its address."""
     security = ChannelSecurity(tls_ca=settings.executor_tls_ca, token=settings.executor_token.get_secret_value())
     noted = degraded if settings.executor_transport == "auto" else None
-    return [GrpcExecutor(Address.parse(text), security, noted) for text in settings.executors]
+    return lambda address: GrpcExecutor(address, security, noted)
 
 
 def _cores(settings: SchedulerSettings, degraded: DegradedPaths) -> tuple[Callable[[str], CoreMaker], Callable[[], None]]:
@@ -149,12 +150,15 @@ async def running_app(
     store = _store(settings, degraded)
     config = engine_config(settings, tenants.tenants)
     cores, end_recordings = _cores(settings, degraded)
+    connector = _connector(settings, degraded)
+    if connectors is None:
+        connectors = [connector(Address.parse(text)) for text in settings.executors]
     engine = Engine(
-        _connectors(settings, degraded) if connectors is None else connectors, config, clock, store, degraded,
+        connectors, config, clock, store, degraded,
         model_name=model_name, observe=metrics.observe, cores=cores,
     )  # fmt: skip
     metrics.engine = engine
-    administration = EngineAdministration(engine, store, settings.shown(), settings.kvstore)
+    administration = EngineAdministration(engine, store, settings.shown(), settings.kvstore, connector)
     edge: PublicEdge
     if num_processes := settings.edge_processes:
         edge = separate = SeparateEdge(settings, num_processes, engine, administration, degraded, launch)

@@ -10,6 +10,7 @@ from octavo.cli.chat import chat
 from octavo.cli.console import say_error
 from octavo.cli.demo import demo
 from octavo.cli.doctor import doctor
+from octavo.cli.executors import executors
 from octavo.cli.generate import generate
 from octavo.cli.inspect import inspect
 from octavo.cli.kv import kv
@@ -61,6 +62,7 @@ for command in (up, demo, chat, generate, models, top, doctor, inspect, replay):
     app.command()(command)
 app.command(context_settings=SETTINGS)(simulate)
 app.add_typer(kv, name="kv")
+app.add_typer(executors, name="executors")
 
 
 def main() -> None:

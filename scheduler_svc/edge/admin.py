@@ -1,4 +1,4 @@
-"""AdminService: looks into the server and empties its caches. Knows the calls; an Administration answers them."""
+"""AdminService: looks into the server, empties its caches, lets executors join and leave. An Administration does the work."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,6 +15,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _MIN_INTERVAL_S = 0.1
 _DEFAULT_INTERVAL_S = 1.0
+_DEFAULT_DRAIN_S = 30.0
 
 
 class AdminServicer(pb_grpc.AdminServiceServicer):
@@ -43,3 +44,14 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     async def FlushCache(self, request: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:  # noqa: N802
         """Forgets cached prefixes that no request uses."""
         return await self._administration.flush_cache(include_store=request.include_store)
+
+    async def AddExecutor(self, request: pb.AddExecutorRequest, context: Context) -> pb.AddExecutorResponse:  # noqa: N802
+        """An executor joins."""
+        return await self._administration.add_executor(request.address)
+
+    async def RemoveExecutor(self, request: pb.RemoveExecutorRequest, context: Context) -> pb.RemoveExecutorResponse:  # noqa: N802
+        """An executor leaves."""
+        drain_s = request.drain.ToNanoseconds() / 1e9 if request.HasField("drain") else _DEFAULT_DRAIN_S
+        if drain_s < 0:
+            raise InvalidParameter("drain", f"{drain_s:g} s is less than nothing")
+        return await self._administration.remove_executor(request.address, drain_s)

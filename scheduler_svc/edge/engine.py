@@ -73,3 +73,19 @@ class Administration(Protocol):
     async def flush_cache(self, *, include_store: bool) -> admin_pb.FlushCacheResponse:
         """Forgets cached prefixes that no request uses."""
         ...
+
+    async def add_executor(self, address: str) -> admin_pb.AddExecutorResponse:
+        """An executor joins.
+
+        Raises:
+            InvalidParameter: it is here already, or that is no address.
+        """
+        ...
+
+    async def remove_executor(self, address: str, drain_s: float) -> admin_pb.RemoveExecutorResponse:
+        """An executor leaves; its running requests get drain_s seconds.
+
+        Raises:
+            InvalidParameter: it is not here.
+        """
+        ...

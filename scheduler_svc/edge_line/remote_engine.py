@@ -243,6 +243,16 @@ class RemoteAdministration:
         command = pb.EdgeCommand(flush_cache=admin_pb.FlushCacheRequest(include_store=include_store))
         return (await self._calls.ask(command)).flushed
 
+    async def add_executor(self, address: str) -> admin_pb.AddExecutorResponse:
+        """See Administration."""
+        return (await self._calls.ask(pb.EdgeCommand(add_executor=admin_pb.AddExecutorRequest(address=address)))).added_executor
+
+    async def remove_executor(self, address: str, drain_s: float) -> admin_pb.RemoveExecutorResponse:
+        """See Administration."""
+        command = pb.EdgeCommand(remove_executor=admin_pb.RemoveExecutorRequest(address=address))
+        command.remove_executor.drain.FromNanoseconds(int(drain_s * 1e9))
+        return (await self._calls.ask(command)).removed_executor
+
 
 def _engine_gone() -> Unavailable:
     return Unavailable("the engine's process is gone")

@@ -175,6 +175,12 @@ class EdgeSession:
                 case "flush_cache":
                     flushed = await self._administration.flush_cache(include_store=command.flush_cache.include_store)
                     answer.flushed.CopyFrom(flushed)
+                case "add_executor":
+                    answer.added_executor.CopyFrom(await self._administration.add_executor(command.add_executor.address))
+                case "remove_executor":
+                    drain_s = command.remove_executor.drain.ToNanoseconds() / 1e9
+                    removed = await self._administration.remove_executor(command.remove_executor.address, drain_s)
+                    answer.removed_executor.CopyFrom(removed)
                 case other:
                     raise OctavoError(f"an edge asks for {other}")
         except Exception as error:

@@ -133,6 +133,9 @@ class ExecutorStatus(_message.Message):
     KV_TRANSPORT_FIELD_NUMBER: _builtins.int
     KV_TRANSPORT_REASON_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     address: _builtins.str
     connected: _builtins.bool
@@ -146,6 +149,12 @@ class ExecutorStatus(_message.Message):
     kv_transport_reason: _builtins.str
     kv_dtype: _builtins.str
     """Of keys and values in the device pool: dtype, or "fp8_e4m3"."""
+    leaving: _builtins.bool
+    """It gets no new requests and leaves when those that it has are through."""
+    num_requests: _builtins.int
+    """That are queued or run there."""
+    problem: _builtins.str
+    """Why it is not connected; empty: it is."""
     @_builtins.property
     def memory_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -164,10 +173,13 @@ class ExecutorStatus(_message.Message):
         kv_transport: _builtins.str = ...,
         kv_transport_reason: _builtins.str = ...,
         kv_dtype: _builtins.str = ...,
+        leaving: _builtins.bool = ...,
+        num_requests: _builtins.int = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "block_bytes", b"block_bytes", "block_size", b"block_size", "connected", b"connected", "dtype", b"dtype", "executor_id", b"executor_id", "kv_dtype", b"kv_dtype", "kv_transport", b"kv_transport", "kv_transport_reason", b"kv_transport_reason", "memory_bytes", b"memory_bytes", "model", b"model", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "block_bytes", b"block_bytes", "block_size", b"block_size", "connected", b"connected", "dtype", b"dtype", "executor_id", b"executor_id", "kv_dtype", b"kv_dtype", "kv_transport", b"kv_transport", "kv_transport_reason", b"kv_transport_reason", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "model", b"model", "num_blocks", b"num_blocks", "num_requests", b"num_requests", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -591,3 +603,99 @@ class FlushCacheResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FlushCacheResponse: _TypeAlias = FlushCacheResponse  # noqa: Y015
+
+@_typing.final
+class AddExecutorRequest(_message.Message):
+    """Asks an executor to join."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """host:port or unix:/path of an executor_svc."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddExecutorRequest: _TypeAlias = AddExecutorRequest  # noqa: Y015
+
+@_typing.final
+class AddExecutorResponse(_message.Message):
+    """The executor that joins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def executor(self) -> Global___ExecutorStatus: ...
+    def __init__(
+        self,
+        *,
+        executor: Global___ExecutorStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddExecutorResponse: _TypeAlias = AddExecutorResponse  # noqa: Y015
+
+@_typing.final
+class RemoveExecutorRequest(_message.Message):
+    """Asks an executor to leave."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """As in ExecutorStatus."""
+    @_builtins.property
+    def drain(self) -> _duration_pb2.Duration:
+        """For the requests that run there; then they go on at another executor, or fail with EXECUTOR_LOST if there is none. Not set: 30
+        seconds.
+        """
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        drain: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "drain", b"drain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveExecutorRequest: _TypeAlias = RemoveExecutorRequest  # noqa: Y015
+
+@_typing.final
+class RemoveExecutorResponse(_message.Message):
+    """The executor that leaves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def executor(self) -> Global___ExecutorStatus: ...
+    def __init__(
+        self,
+        *,
+        executor: Global___ExecutorStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveExecutorResponse: _TypeAlias = RemoveExecutorResponse  # noqa: Y015

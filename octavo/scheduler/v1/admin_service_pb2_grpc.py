@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Looks into a server and empties its caches. Where tokens are configured, these calls need the admin token.
+    """Looks into a server, empties its caches, lets executors join and leave. Where tokens are configured, these calls need the admin token.
     """
 
     def __init__(self, channel):
@@ -55,10 +55,20 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.FlushCacheRequest.SerializeToString,
                 response_deserializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.FlushCacheResponse.FromString,
                 _registered_method=True)
+        self.AddExecutor = channel.unary_unary(
+                '/octavo.scheduler.v1.AdminService/AddExecutor',
+                request_serializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.AddExecutorRequest.SerializeToString,
+                response_deserializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.AddExecutorResponse.FromString,
+                _registered_method=True)
+        self.RemoveExecutor = channel.unary_unary(
+                '/octavo.scheduler.v1.AdminService/RemoveExecutor',
+                request_serializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.RemoveExecutorRequest.SerializeToString,
+                response_deserializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.RemoveExecutorResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Looks into a server and empties its caches. Where tokens are configured, these calls need the admin token.
+    """Looks into a server, empties its caches, lets executors join and leave. Where tokens are configured, these calls need the admin token.
     """
 
     def GetServerInfo(self, request, context):
@@ -89,6 +99,22 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddExecutor(self, request, context):
+        """An executor joins while requests run; one that is about to leave stays. Returns at once: GetServerInfo says when it is
+        connected, or why it is not. Until the next start of the server, whose settings name its executors.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveExecutor(self, request, context):
+        """An executor leaves while requests run. It gets no new ones, those that have not begun go to others at once, and those that run
+        get time to end. Returns at once: the executor is gone from GetServerInfo when it has left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +138,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.FlushCacheRequest.FromString,
                     response_serializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.FlushCacheResponse.SerializeToString,
             ),
+            'AddExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddExecutor,
+                    request_deserializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.AddExecutorRequest.FromString,
+                    response_serializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.AddExecutorResponse.SerializeToString,
+            ),
+            'RemoveExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveExecutor,
+                    request_deserializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.RemoveExecutorRequest.FromString,
+                    response_serializer=octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.RemoveExecutorResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'octavo.scheduler.v1.AdminService', rpc_method_handlers)
@@ -121,7 +157,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Looks into a server and empties its caches. Where tokens are configured, these calls need the admin token.
+    """Looks into a server, empties its caches, lets executors join and leave. Where tokens are configured, these calls need the admin token.
     """
 
     @staticmethod
@@ -222,6 +258,60 @@ class AdminService:
             '/octavo.scheduler.v1.AdminService/FlushCache',
             octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.FlushCacheRequest.SerializeToString,
             octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.FlushCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.scheduler.v1.AdminService/AddExecutor',
+            octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.AddExecutorRequest.SerializeToString,
+            octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.AddExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.scheduler.v1.AdminService/RemoveExecutor',
+            octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.RemoveExecutorRequest.SerializeToString,
+            octavo_dot_scheduler_dot_v1_dot_admin__service__pb2.RemoveExecutorResponse.FromString,
             options,
             channel_credentials,
             insecure,

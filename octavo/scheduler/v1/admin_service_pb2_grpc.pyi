@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Looks into a server and empties its caches. Where tokens are configured, these calls need the admin token."""
+    """Looks into a server, empties its caches, lets executors join and leave. Where tokens are configured, these calls need the admin token."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -41,10 +41,18 @@ class AdminServiceStub:
     """Load every interval, for `octavo top`."""
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.FlushCacheRequest, _admin_service_pb2.FlushCacheResponse]
     """Forgets cached prefixes that no request uses."""
+    AddExecutor: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AddExecutorRequest, _admin_service_pb2.AddExecutorResponse]
+    """An executor joins while requests run; one that is about to leave stays. Returns at once: GetServerInfo says when it is
+    connected, or why it is not. Until the next start of the server, whose settings name its executors.
+    """
+    RemoveExecutor: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.RemoveExecutorRequest, _admin_service_pb2.RemoveExecutorResponse]
+    """An executor leaves while requests run. It gets no new ones, those that have not begun go to others at once, and those that run
+    get time to end. Returns at once: the executor is gone from GetServerInfo when it has left.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Looks into a server and empties its caches. Where tokens are configured, these calls need the admin token."""
+    """Looks into a server, empties its caches, lets executors join and leave. Where tokens are configured, these calls need the admin token."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetServerInfoRequest, _admin_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
@@ -55,9 +63,17 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Load every interval, for `octavo top`."""
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.FlushCacheRequest, _admin_service_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Forgets cached prefixes that no request uses."""
+    AddExecutor: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AddExecutorRequest, _admin_service_pb2.AddExecutorResponse]  # type: ignore[assignment]
+    """An executor joins while requests run; one that is about to leave stays. Returns at once: GetServerInfo says when it is
+    connected, or why it is not. Until the next start of the server, whose settings name its executors.
+    """
+    RemoveExecutor: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RemoveExecutorRequest, _admin_service_pb2.RemoveExecutorResponse]  # type: ignore[assignment]
+    """An executor leaves while requests run. It gets no new ones, those that have not begun go to others at once, and those that run
+    get time to end. Returns at once: the executor is gone from GetServerInfo when it has left.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Looks into a server and empties its caches. Where tokens are configured, these calls need the admin token."""
+    """Looks into a server, empties its caches, lets executors join and leave. Where tokens are configured, these calls need the admin token."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -90,5 +106,25 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.FlushCacheResponse, _abc.Awaitable[_admin_service_pb2.FlushCacheResponse]]:
         """Forgets cached prefixes that no request uses."""
+
+    @_abc_1.abstractmethod
+    def AddExecutor(
+        self,
+        request: _admin_service_pb2.AddExecutorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.AddExecutorResponse, _abc.Awaitable[_admin_service_pb2.AddExecutorResponse]]:
+        """An executor joins while requests run; one that is about to leave stays. Returns at once: GetServerInfo says when it is
+        connected, or why it is not. Until the next start of the server, whose settings name its executors.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveExecutor(
+        self,
+        request: _admin_service_pb2.RemoveExecutorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.RemoveExecutorResponse, _abc.Awaitable[_admin_service_pb2.RemoveExecutorResponse]]:
+        """An executor leaves while requests run. It gets no new ones, those that have not begun go to others at once, and those that run
+        get time to end. Returns at once: the executor is gone from GetServerInfo when it has left.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,7 +28,7 @@ from octavo.scheduler.v1 import inference_service_pb2 as octavo_dot_scheduler_do
 from octavo.types.v1 import types_pb2 as octavo_dot_types_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#octavo/scheduler/v1/edge_line.proto\x12\x13octavo.scheduler.v1\x1a)octavo/executor/v1/executor_service.proto\x1a\'octavo/scheduler/v1/admin_service.proto\x1a+octavo/scheduler/v1/inference_service.proto\x1a\x1boctavo/types/v1/types.proto\"\xa0\x05\n\x0b\x45\x64geCommand\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x34\n\x06submit\x18\x02 \x01(\x0b\x32\".octavo.scheduler.v1.SubmitRequestH\x00\x12\x36\n\x07\x61\x62\x61ndon\x18\x03 \x01(\x0b\x32#.octavo.scheduler.v1.AbandonRequestH\x00\x12\x34\n\nend_sample\x18\x04 \x01(\x0b\x32\x1e.octavo.scheduler.v1.EndSampleH\x00\x12\x36\n\x0b\x66\x61il_output\x18\x05 \x01(\x0b\x32\x1f.octavo.scheduler.v1.FailOutputH\x00\x12\x34\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\".octavo.scheduler.v1.CancelRequestH\x00\x12;\n\x0cserved_model\x18\x07 \x01(\x0b\x32#.octavo.scheduler.v1.AskServedModelH\x00\x12=\n\rnum_executors\x18\x08 \x01(\x0b\x32$.octavo.scheduler.v1.AskNumExecutorsH\x00\x12@\n\x0bserver_info\x18\t \x01(\x0b\x32).octavo.scheduler.v1.GetServerInfoRequestH\x00\x12\x33\n\x04load\x18\n \x01(\x0b\x32#.octavo.scheduler.v1.GetLoadRequestH\x00\x12=\n\x0b\x66lush_cache\x18\x0b \x01(\x0b\x32&.octavo.scheduler.v1.FlushCacheRequestH\x00\x12\x31\n\x06report\x18\x0c \x01(\x0b\x32\x1f.octavo.scheduler.v1.EdgeReportH\x00\x42\t\n\x07\x63ommand\"\xe0\x04\n\rSubmitRequest\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.octavo.types.v1.SamplingParams\x12\x19\n\x0cnum_logprobs\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x10\n\x08root_key\x18\t \x01(\x0c\x12\x18\n\x0bprompt_keys\x18\n \x01(\x0cH\x01\x88\x01\x01\x12\x11\n\tarrival_s\x18\x0b \x01(\x01\x12\t\n\x01n\x18\x0c \x01(\r\x12\x1d\n\x10queue_deadline_s\x18\r \x01(\x01H\x02\x88\x01\x01\x12\x0e\n\x06tenant\x18\x0e \x01(\t\x12\x38\n\rservice_class\x18\x0f \x01(\x0e\x32!.octavo.scheduler.v1.ServiceClass\x12\x10\n\x08priority\x18\x10 \x01(\x11\x12\x1a\n\rttft_target_s\x18\x11 \x01(\x01H\x03\x88\x01\x01\x12\x1a\n\rtpot_target_s\x18\x12 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\ndeadline_s\x18\x13 \x01(\x01H\x05\x88\x01\x01\x42\x0f\n\r_num_logprobsB\x0e\n\x0c_prompt_keysB\x13\n\x11_queue_deadline_sB\x10\n\x0e_ttft_target_sB\x10\n\x0e_tpot_target_sB\r\n\x0b_deadline_s\"&\n\x0e\x41\x62\x61ndonRequest\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\"D\n\tEndSample\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"2\n\nFailOutput\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1b\n\nEdgeReport\x12\r\n\x05\x63pu_s\x18\x01 \x01(\x01\"\x10\n\x0e\x41skServedModel\"\x11\n\x0f\x41skNumExecutors\"\xda\x02\n\x08\x45\x64geNews\x12\x19\n\x11num_open_requests\x18\x01 \x01(\r\x12\x0f\n\x07samples\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x31\n\x06starts\x18\x04 \x03(\x0b\x32!.octavo.scheduler.v1.RequestStart\x12\x30\n\x07updates\x18\x05 \x03(\x0b\x32\x1f.octavo.scheduler.v1.SampleNews\x12\x35\n\x08\x66\x61ilures\x18\x06 \x03(\x0b\x32#.octavo.scheduler.v1.RequestFailure\x12\x30\n\x07\x61nswers\x18\x07 \x03(\x0b\x32\x1f.octavo.scheduler.v1.EdgeAnswer\x12/\n\x05model\x18\x08 \x01(\x0b\x32 .octavo.executor.v1.ExecutorInfo\x12\x10\n\x08\x64raining\x18\t \x01(\x08\"\xea\x01\n\x0cRequestStart\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x15\n\radmitted_at_s\x18\x02 \x01(\x01\x12\x18\n\x10\x66irst_token_at_s\x18\x03 \x01(\x01\x12X\n\x15\x63\x61\x63hed_tokens_by_tier\x18\x04 \x03(\x0b\x32\x39.octavo.scheduler.v1.RequestStart.CachedTokensByTierEntry\x1a\x39\n\x17\x43\x61\x63hedTokensByTierEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xc0\x01\n\nSampleNews\x12\x0e\n\x06sample\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x33\n\x08logprobs\x18\x03 \x03(\x0b\x32!.octavo.types.v1.PositionLogprobs\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rerror_message\x18\x06 \x01(\tB\x10\n\x0e_stop_token_id\"6\n\x0eRequestFailure\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\"\xcd\x02\n\nEdgeAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\x12\x31\n\x05model\x18\x03 \x01(\x0b\x32 .octavo.executor.v1.ExecutorInfoH\x00\x12\x13\n\tcancelled\x18\x04 \x01(\x08H\x00\x12\x17\n\rnum_executors\x18\x05 \x01(\rH\x00\x12\x41\n\x0bserver_info\x18\x06 \x01(\x0b\x32*.octavo.scheduler.v1.GetServerInfoResponseH\x00\x12\x34\n\x04load\x18\x07 \x01(\x0b\x32$.octavo.scheduler.v1.GetLoadResponseH\x00\x12:\n\x07\x66lushed\x18\x08 \x01(\x0b\x32\'.octavo.scheduler.v1.FlushCacheResponseH\x00\x42\x08\n\x06\x61nswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#octavo/scheduler/v1/edge_line.proto\x12\x13octavo.scheduler.v1\x1a)octavo/executor/v1/executor_service.proto\x1a\'octavo/scheduler/v1/admin_service.proto\x1a+octavo/scheduler/v1/inference_service.proto\x1a\x1boctavo/types/v1/types.proto\"\xa8\x06\n\x0b\x45\x64geCommand\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x34\n\x06submit\x18\x02 \x01(\x0b\x32\".octavo.scheduler.v1.SubmitRequestH\x00\x12\x36\n\x07\x61\x62\x61ndon\x18\x03 \x01(\x0b\x32#.octavo.scheduler.v1.AbandonRequestH\x00\x12\x34\n\nend_sample\x18\x04 \x01(\x0b\x32\x1e.octavo.scheduler.v1.EndSampleH\x00\x12\x36\n\x0b\x66\x61il_output\x18\x05 \x01(\x0b\x32\x1f.octavo.scheduler.v1.FailOutputH\x00\x12\x34\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\".octavo.scheduler.v1.CancelRequestH\x00\x12;\n\x0cserved_model\x18\x07 \x01(\x0b\x32#.octavo.scheduler.v1.AskServedModelH\x00\x12=\n\rnum_executors\x18\x08 \x01(\x0b\x32$.octavo.scheduler.v1.AskNumExecutorsH\x00\x12@\n\x0bserver_info\x18\t \x01(\x0b\x32).octavo.scheduler.v1.GetServerInfoRequestH\x00\x12\x33\n\x04load\x18\n \x01(\x0b\x32#.octavo.scheduler.v1.GetLoadRequestH\x00\x12=\n\x0b\x66lush_cache\x18\x0b \x01(\x0b\x32&.octavo.scheduler.v1.FlushCacheRequestH\x00\x12\x31\n\x06report\x18\x0c \x01(\x0b\x32\x1f.octavo.scheduler.v1.EdgeReportH\x00\x12?\n\x0c\x61\x64\x64_executor\x18\r \x01(\x0b\x32\'.octavo.scheduler.v1.AddExecutorRequestH\x00\x12\x45\n\x0fremove_executor\x18\x0e \x01(\x0b\x32*.octavo.scheduler.v1.RemoveExecutorRequestH\x00\x42\t\n\x07\x63ommand\"\xe0\x04\n\rSubmitRequest\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.octavo.types.v1.SamplingParams\x12\x19\n\x0cnum_logprobs\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x10\n\x08root_key\x18\t \x01(\x0c\x12\x18\n\x0bprompt_keys\x18\n \x01(\x0cH\x01\x88\x01\x01\x12\x11\n\tarrival_s\x18\x0b \x01(\x01\x12\t\n\x01n\x18\x0c \x01(\r\x12\x1d\n\x10queue_deadline_s\x18\r \x01(\x01H\x02\x88\x01\x01\x12\x0e\n\x06tenant\x18\x0e \x01(\t\x12\x38\n\rservice_class\x18\x0f \x01(\x0e\x32!.octavo.scheduler.v1.ServiceClass\x12\x10\n\x08priority\x18\x10 \x01(\x11\x12\x1a\n\rttft_target_s\x18\x11 \x01(\x01H\x03\x88\x01\x01\x12\x1a\n\rtpot_target_s\x18\x12 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\ndeadline_s\x18\x13 \x01(\x01H\x05\x88\x01\x01\x42\x0f\n\r_num_logprobsB\x0e\n\x0c_prompt_keysB\x13\n\x11_queue_deadline_sB\x10\n\x0e_ttft_target_sB\x10\n\x0e_tpot_target_sB\r\n\x0b_deadline_s\"&\n\x0e\x41\x62\x61ndonRequest\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\"D\n\tEndSample\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"2\n\nFailOutput\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1b\n\nEdgeReport\x12\r\n\x05\x63pu_s\x18\x01 \x01(\x01\"\x10\n\x0e\x41skServedModel\"\x11\n\x0f\x41skNumExecutors\"\xda\x02\n\x08\x45\x64geNews\x12\x19\n\x11num_open_requests\x18\x01 \x01(\r\x12\x0f\n\x07samples\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x31\n\x06starts\x18\x04 \x03(\x0b\x32!.octavo.scheduler.v1.RequestStart\x12\x30\n\x07updates\x18\x05 \x03(\x0b\x32\x1f.octavo.scheduler.v1.SampleNews\x12\x35\n\x08\x66\x61ilures\x18\x06 \x03(\x0b\x32#.octavo.scheduler.v1.RequestFailure\x12\x30\n\x07\x61nswers\x18\x07 \x03(\x0b\x32\x1f.octavo.scheduler.v1.EdgeAnswer\x12/\n\x05model\x18\x08 \x01(\x0b\x32 .octavo.executor.v1.ExecutorInfo\x12\x10\n\x08\x64raining\x18\t \x01(\x08\"\xea\x01\n\x0cRequestStart\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x15\n\radmitted_at_s\x18\x02 \x01(\x01\x12\x18\n\x10\x66irst_token_at_s\x18\x03 \x01(\x01\x12X\n\x15\x63\x61\x63hed_tokens_by_tier\x18\x04 \x03(\x0b\x32\x39.octavo.scheduler.v1.RequestStart.CachedTokensByTierEntry\x1a\x39\n\x17\x43\x61\x63hedTokensByTierEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xc0\x01\n\nSampleNews\x12\x0e\n\x06sample\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x33\n\x08logprobs\x18\x03 \x03(\x0b\x32!.octavo.types.v1.PositionLogprobs\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rerror_message\x18\x06 \x01(\tB\x10\n\x0e_stop_token_id\"6\n\x0eRequestFailure\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\"\xda\x03\n\nEdgeAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\x12\x31\n\x05model\x18\x03 \x01(\x0b\x32 .octavo.executor.v1.ExecutorInfoH\x00\x12\x13\n\tcancelled\x18\x04 \x01(\x08H\x00\x12\x17\n\rnum_executors\x18\x05 \x01(\rH\x00\x12\x41\n\x0bserver_info\x18\x06 \x01(\x0b\x32*.octavo.scheduler.v1.GetServerInfoResponseH\x00\x12\x34\n\x04load\x18\x07 \x01(\x0b\x32$.octavo.scheduler.v1.GetLoadResponseH\x00\x12:\n\x07\x66lushed\x18\x08 \x01(\x0b\x32\'.octavo.scheduler.v1.FlushCacheResponseH\x00\x12\x42\n\x0e\x61\x64\x64\x65\x64_executor\x18\t \x01(\x0b\x32(.octavo.scheduler.v1.AddExecutorResponseH\x00\x12G\n\x10removed_executor\x18\n \x01(\x0b\x32+.octavo.scheduler.v1.RemoveExecutorResponseH\x00\x42\x08\n\x06\x61nswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,33 +38,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTSTART_CACHEDTOKENSBYTIERENTRY']._loaded_options = None
   _globals['_REQUESTSTART_CACHEDTOKENSBYTIERENTRY']._serialized_options = b'8\001'
   _globals['_EDGECOMMAND']._serialized_start=219
-  _globals['_EDGECOMMAND']._serialized_end=891
-  _globals['_SUBMITREQUEST']._serialized_start=894
-  _globals['_SUBMITREQUEST']._serialized_end=1502
-  _globals['_ABANDONREQUEST']._serialized_start=1504
-  _globals['_ABANDONREQUEST']._serialized_end=1542
-  _globals['_ENDSAMPLE']._serialized_start=1544
-  _globals['_ENDSAMPLE']._serialized_end=1612
-  _globals['_FAILOUTPUT']._serialized_start=1614
-  _globals['_FAILOUTPUT']._serialized_end=1664
-  _globals['_CANCELREQUEST']._serialized_start=1666
-  _globals['_CANCELREQUEST']._serialized_end=1701
-  _globals['_EDGEREPORT']._serialized_start=1703
-  _globals['_EDGEREPORT']._serialized_end=1730
-  _globals['_ASKSERVEDMODEL']._serialized_start=1732
-  _globals['_ASKSERVEDMODEL']._serialized_end=1748
-  _globals['_ASKNUMEXECUTORS']._serialized_start=1750
-  _globals['_ASKNUMEXECUTORS']._serialized_end=1767
-  _globals['_EDGENEWS']._serialized_start=1770
-  _globals['_EDGENEWS']._serialized_end=2116
-  _globals['_REQUESTSTART']._serialized_start=2119
-  _globals['_REQUESTSTART']._serialized_end=2353
-  _globals['_REQUESTSTART_CACHEDTOKENSBYTIERENTRY']._serialized_start=2296
-  _globals['_REQUESTSTART_CACHEDTOKENSBYTIERENTRY']._serialized_end=2353
-  _globals['_SAMPLENEWS']._serialized_start=2356
-  _globals['_SAMPLENEWS']._serialized_end=2548
-  _globals['_REQUESTFAILURE']._serialized_start=2550
-  _globals['_REQUESTFAILURE']._serialized_end=2604
-  _globals['_EDGEANSWER']._serialized_start=2607
-  _globals['_EDGEANSWER']._serialized_end=2940
+  _globals['_EDGECOMMAND']._serialized_end=1027
+  _globals['_SUBMITREQUEST']._serialized_start=1030
+  _globals['_SUBMITREQUEST']._serialized_end=1638
+  _globals['_ABANDONREQUEST']._serialized_start=1640
+  _globals['_ABANDONREQUEST']._serialized_end=1678
+  _globals['_ENDSAMPLE']._serialized_start=1680
+  _globals['_ENDSAMPLE']._serialized_end=1748
+  _globals['_FAILOUTPUT']._serialized_start=1750
+  _globals['_FAILOUTPUT']._serialized_end=1800
+  _globals['_CANCELREQUEST']._serialized_start=1802
+  _globals['_CANCELREQUEST']._serialized_end=1837
+  _globals['_EDGEREPORT']._serialized_start=1839
+  _globals['_EDGEREPORT']._serialized_end=1866
+  _globals['_ASKSERVEDMODEL']._serialized_start=1868
+  _globals['_ASKSERVEDMODEL']._serialized_end=1884
+  _globals['_ASKNUMEXECUTORS']._serialized_start=1886
+  _globals['_ASKNUMEXECUTORS']._serialized_end=1903
+  _globals['_EDGENEWS']._serialized_start=1906
+  _globals['_EDGENEWS']._serialized_end=2252
+  _globals['_REQUESTSTART']._serialized_start=2255
+  _globals['_REQUESTSTART']._serialized_end=2489
+  _globals['_REQUESTSTART_CACHEDTOKENSBYTIERENTRY']._serialized_start=2432
+  _globals['_REQUESTSTART_CACHEDTOKENSBYTIERENTRY']._serialized_end=2489
+  _globals['_SAMPLENEWS']._serialized_start=2492
+  _globals['_SAMPLENEWS']._serialized_end=2684
+  _globals['_REQUESTFAILURE']._serialized_start=2686
+  _globals['_REQUESTFAILURE']._serialized_end=2740
+  _globals['_EDGEANSWER']._serialized_start=2743
+  _globals['_EDGEANSWER']._serialized_end=3217
 # @@protoc_insertion_point(module_scope)

@@ -42,6 +42,8 @@ class EdgeCommand(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     FLUSH_CACHE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    ADD_EXECUTOR_FIELD_NUMBER: _builtins.int
+    REMOVE_EXECUTOR_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the edge; the answer carries it. 0: nothing is to be answered."""
     @_builtins.property
@@ -78,6 +80,10 @@ class EdgeCommand(_message.Message):
     def flush_cache(self) -> _admin_service_pb2.FlushCacheRequest: ...
     @_builtins.property
     def report(self) -> Global___EdgeReport: ...
+    @_builtins.property
+    def add_executor(self) -> _admin_service_pb2.AddExecutorRequest: ...
+    @_builtins.property
+    def remove_executor(self) -> _admin_service_pb2.RemoveExecutorRequest: ...
     def __init__(
         self,
         *,
@@ -93,12 +99,14 @@ class EdgeCommand(_message.Message):
         load: _admin_service_pb2.GetLoadRequest | None = ...,
         flush_cache: _admin_service_pb2.FlushCacheRequest | None = ...,
         report: Global___EdgeReport | None = ...,
+        add_executor: _admin_service_pb2.AddExecutorRequest | None = ...,
+        remove_executor: _admin_service_pb2.RemoveExecutorRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "cancel", b"cancel", "command", b"command", "end_sample", b"end_sample", "fail_output", b"fail_output", "flush_cache", b"flush_cache", "load", b"load", "num_executors", b"num_executors", "report", b"report", "served_model", b"served_model", "server_info", b"server_info", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "add_executor", b"add_executor", "cancel", b"cancel", "command", b"command", "end_sample", b"end_sample", "fail_output", b"fail_output", "flush_cache", b"flush_cache", "load", b"load", "num_executors", b"num_executors", "remove_executor", b"remove_executor", "report", b"report", "served_model", b"served_model", "server_info", b"server_info", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "call_id", b"call_id", "cancel", b"cancel", "command", b"command", "end_sample", b"end_sample", "fail_output", b"fail_output", "flush_cache", b"flush_cache", "load", b"load", "num_executors", b"num_executors", "report", b"report", "served_model", b"served_model", "server_info", b"server_info", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "add_executor", b"add_executor", "call_id", b"call_id", "cancel", b"cancel", "command", b"command", "end_sample", b"end_sample", "fail_output", b"fail_output", "flush_cache", b"flush_cache", "load", b"load", "num_executors", b"num_executors", "remove_executor", b"remove_executor", "report", b"report", "served_model", b"served_model", "server_info", b"server_info", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["submit", "abandon", "end_sample", "fail_output", "cancel", "served_model", "num_executors", "server_info", "load", "flush_cache", "report"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["submit", "abandon", "end_sample", "fail_output", "cancel", "served_model", "num_executors", "server_info", "load", "flush_cache", "report", "add_executor", "remove_executor"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -557,6 +565,8 @@ class EdgeAnswer(_message.Message):
     SERVER_INFO_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     FLUSHED_FIELD_NUMBER: _builtins.int
+    ADDED_EXECUTOR_FIELD_NUMBER: _builtins.int
+    REMOVED_EXECUTOR_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     status: _builtins.bytes
     """google.rpc.Status; empty: it went well."""
@@ -570,6 +580,10 @@ class EdgeAnswer(_message.Message):
     def load(self) -> _admin_service_pb2.GetLoadResponse: ...
     @_builtins.property
     def flushed(self) -> _admin_service_pb2.FlushCacheResponse: ...
+    @_builtins.property
+    def added_executor(self) -> _admin_service_pb2.AddExecutorResponse: ...
+    @_builtins.property
+    def removed_executor(self) -> _admin_service_pb2.RemoveExecutorResponse: ...
     def __init__(
         self,
         *,
@@ -581,12 +595,14 @@ class EdgeAnswer(_message.Message):
         server_info: _admin_service_pb2.GetServerInfoResponse | None = ...,
         load: _admin_service_pb2.GetLoadResponse | None = ...,
         flushed: _admin_service_pb2.FlushCacheResponse | None = ...,
+        added_executor: _admin_service_pb2.AddExecutorResponse | None = ...,
+        removed_executor: _admin_service_pb2.RemoveExecutorResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancelled", b"cancelled", "flushed", b"flushed", "load", b"load", "model", b"model", "num_executors", b"num_executors", "server_info", b"server_info"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["added_executor", b"added_executor", "answer", b"answer", "cancelled", b"cancelled", "flushed", b"flushed", "load", b"load", "model", b"model", "num_executors", b"num_executors", "removed_executor", b"removed_executor", "server_info", b"server_info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "cancelled", b"cancelled", "flushed", b"flushed", "load", b"load", "model", b"model", "num_executors", b"num_executors", "server_info", b"server_info", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_executor", b"added_executor", "answer", b"answer", "call_id", b"call_id", "cancelled", b"cancelled", "flushed", b"flushed", "load", b"load", "model", b"model", "num_executors", b"num_executors", "removed_executor", b"removed_executor", "server_info", b"server_info", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["model", "cancelled", "num_executors", "server_info", "load", "flushed"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["model", "cancelled", "num_executors", "server_info", "load", "flushed", "added_executor", "removed_executor"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 

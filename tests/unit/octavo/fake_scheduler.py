@@ -40,6 +40,7 @@ class FakeScheduler(
         self.left = threading.Event()
         self._num_executors = num_executors
         self._num_looks = 0
+        self._added: list[str] = []
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:  # noqa: N802
         self.requests.append(request)
@@ -112,6 +113,10 @@ class FakeScheduler(
             admin.ExecutorStatus(executor_id=f"executor-{index}", connected=True, block_size=16, memory_bytes={"weights": 5})
             for index in range(self._num_executors)
         ]
+        executors += [
+            admin.ExecutorStatus(executor_id="new", address=address, connected=True, num_requests=3, leaving=True)
+            for address in self._added
+        ]
         store = admin.KvStoreStatus(address="unix:/s", connected=False, reason="refused", tiers=[admin.TierLoad(tier="shm")])
         return admin.GetServerInfoResponse(version="9", uptime_s=1.5, settings={"a": "b"}, executors=executors, kvstore=store)
 
@@ -124,6 +129,17 @@ class FakeScheduler(
 
     async def FlushCache(self, request: admin.FlushCacheRequest, context: Any) -> admin.FlushCacheResponse:  # noqa: N802
         return admin.FlushCacheResponse(num_device_blocks=3, num_store_blocks=4 if request.include_store else 0)
+
+    async def AddExecutor(self, request: admin.AddExecutorRequest, context: Any) -> admin.AddExecutorResponse:  # noqa: N802
+        self._added.append(request.address)
+        return admin.AddExecutorResponse(executor=admin.ExecutorStatus(address=request.address, problem="not tried yet"))
+
+    async def RemoveExecutor(self, request: admin.RemoveExecutorRequest, context: Any) -> admin.RemoveExecutorResponse:  # noqa: N802
+        if request.address not in self._added:
+            raise errors.InvalidParameter("address", f"{request.address} is no executor of this scheduler")
+        if request.drain.seconds < 3600:
+            self._added.remove(request.address)
+        return admin.RemoveExecutorResponse(executor=admin.ExecutorStatus(address=request.address, leaving=True))
 
     def _load(self) -> admin.Load:
         """Each look is two seconds and eighty output tokens after the one before."""

@@ -72,6 +72,8 @@ def test_every_other_call(served: Served) -> None:
         assert [model.name for model in client.models()] == ["models/fake", "models/second"]
         assert client.models()[0].eos_token_ids == (0, 2)
         assert client.flush_cache(include_store=True).num_store_blocks == 4
+        assert client.add_executor("h:1").problem == "not tried yet"
+        assert client.remove_executor("h:1", drain_s=5).leaving
         info = client.server_info()
         load = client.load()
         looks = list(itertools.islice(client.watch_load(0.1), 2))
@@ -94,6 +96,8 @@ async def test_the_asynchronous_client_does_the_same(served: Served) -> None:
         assert (await client.server_info()).version == "9"
         assert (await client.load()).num_running_requests == 4
         assert (await client.flush_cache()).num_device_blocks == 3
+        assert (await client.add_executor("h:2")).address == "h:2"
+        assert (await client.remove_executor("h:2")).leaving
         async for load in client.watch_load(0.1):
             assert load.num_waiting_requests == 2
             break

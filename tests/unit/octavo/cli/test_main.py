@@ -26,7 +26,7 @@ def test_version() -> None:
     assert octavo("--version").stdout == f"octavo {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["up", "demo", "chat", "generate", "models", "top", "doctor"])
+@pytest.mark.parametrize("command", ["up", "demo", "chat", "generate", "models", "top", "doctor", "executors"])
 def test_every_command_explains_itself(command: str) -> None:
     result = octavo(command, "--help")
 

@@ -10,12 +10,13 @@ import pytest
 
 from common.clock import ManualClock
 from common.degraded import DegradedPaths
-from common.errors import Cancelled, DuplicateRequest, ExecutorLost, OctavoError, SlowConsumer, Unavailable
+from common.errors import Cancelled, DuplicateRequest, ExecutorLost, InvalidParameter, OctavoError, SlowConsumer, Unavailable
 from common.frames import Frame
 from common.ids import RequestId
 from octavo.executor.v1 import executor_service_pb2 as executor_pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
 from scheduler_svc.administration import EngineAdministration
+from scheduler_svc.clients.executor import GrpcExecutor
 from scheduler_svc.core.plan import SequenceUpdate
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.edge_line.remote_engine import EngineCalls, RemoteAdministration, RemoteEngine
@@ -77,7 +78,7 @@ class Rig:
         ours, theirs = socket.socketpair()
         await open_stream(theirs, self.theirs)
         await open_stream(ours, self.ours)
-        administration = EngineAdministration(self.engine, NoStore(), {"name": "value"}, "")
+        administration = EngineAdministration(self.engine, NoStore(), {"name": "value"}, "", GrpcExecutor)
         self.session = EdgeSession(self.engine, administration, self.ours, "edge-0", max_stall_s=self.max_stall_s)
         self.ours.on_frame = self.session.receive
         self.ours.on_lost = self.session.end
@@ -279,6 +280,11 @@ async def test_calls_of_operators_are_answered_by_the_engine() -> None:
         assert (await r.administration.load()).load.num_running_requests == 0
         assert (await r.administration.flush_cache(include_store=False)).num_device_blocks == 0
         assert await r.remote.num_connected_executors() == 1
+        added = (await r.administration.add_executor("127.0.0.1:1")).executor
+        assert (added.address, added.connected) == ("127.0.0.1:1", False)
+        with pytest.raises(InvalidParameter):
+            await r.administration.add_executor("127.0.0.1:1")
+        assert (await r.administration.remove_executor("127.0.0.1:1", 0.0)).executor.leaving
         assert not await r.remote.cancel_generation(RequestId("nobody"))
 
 
