@@ -19,6 +19,8 @@ from scheduler_svc import convert
 from scheduler_svc.block_traffic import BlockTraffic
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
+from scheduler_svc.core.forecast.capacity import ExecutorCapacity, measured_capacity
+from scheduler_svc.core.forecast.wait import Backlog, WaitForecast
 from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate, StepPlan
 from scheduler_svc.core.request import FinishReason, Request
@@ -81,6 +83,7 @@ class ExecutorDriver:
         self._link: ExecutorLink | None = None
         self._by_seq_id: dict[SeqId, Generation] = {}
         self._traffic: BlockTraffic | None = None
+        self._waits: WaitForecast | None = None
         self._outstanding: deque[StepPlan] = deque()  # without a result
         self._step_offset: int | None = None
         self._ran_in_session: set[RequestId] = set()
@@ -104,19 +107,66 @@ class ExecutorDriver:
         """How fast blocks come from a tier lately; 0: not known."""
         return 0.0 if self._traffic is None else self._traffic.load_bytes_per_s(tier)
 
-    def candidate(self, generation: Generation) -> Candidate:
-        """What placement weighs."""
-        stats, num_device_tokens = self.stats(), 0
+    def capacity(self, mean_sequence_tokens: float) -> ExecutorCapacity | None:
+        """What the executor can do, see measured_capacity; None: not known yet."""
+        if self.info is None:
+            return None
+        num_cache_tokens, info = self.info.num_blocks * self.info.block_size, self.info
+        step_times = self._run_ahead.step_times
+        return measured_capacity(
+            step_times, info.max_num_batched_tokens, info.max_num_seqs, num_cache_tokens, mean_sequence_tokens
+        )
+
+    def expected_wait_s(self, num_prompt_tokens: int, num_output_tokens: float) -> float:
+        """Until a request that comes now may begin to compute; 0 as long as nothing is known.
+
+        Args:
+            num_prompt_tokens: of the request.
+            num_output_tokens: that answers have on average.
+        """
+        if self._waits is None:
+            return 0.0
+        return self._waits.expected_wait_s(self._backlog(self.stats(), num_output_tokens), num_prompt_tokens)
+
+    def candidate(self, generation: Generation, num_output_tokens: float) -> Candidate:
+        """What placement weighs.
+
+        Args:
+            generation: to be placed.
+            num_output_tokens: that it will probably get.
+        """
+        stats, num_device_tokens, finish_s = self.stats(), 0, None
         if self.scheduler is not None and self.info is not None and self._config.prefix_caching:
             keys = generation.prompt_keys(self.info.block_size)
             num_device_tokens = self.scheduler.num_device_tokens(generation.request.root_key, keys)
+        if self._waits is not None and self._waits.is_known:
+            backlog, num_prompt_tokens = self._backlog(stats, num_output_tokens), len(generation.request.prompt_token_ids)
+            finish_s = self._waits.expected_finish_s(backlog, num_prompt_tokens, num_device_tokens, num_output_tokens)
         return Candidate(
             executor_id=ExecutorId(self.address),
             num_device_tokens=num_device_tokens,
-            num_waiting_tokens=stats.num_waiting_tokens + (self._traffic.num_arriving_tokens if self._traffic is not None else 0),
+            num_waiting_tokens=stats.num_waiting_tokens + self._num_arriving_tokens,
             num_running_sequences=stats.num_running_sequences,
             num_free_blocks=stats.num_blocks - stats.num_used_blocks,
+            finish_s=finish_s,
         )
+
+    def _backlog(self, stats: SchedulerStats, num_output_tokens: float) -> Backlog:
+        assert self.info is not None and self.scheduler is not None
+        return Backlog(
+            num_prompt_tokens=stats.num_waiting_tokens + self._num_arriving_tokens + self.scheduler.num_prefill_tokens_ahead,
+            num_waiting=stats.num_waiting_requests,
+            num_running=stats.num_running_sequences,
+            num_seats=self.info.max_num_seqs,
+            num_blocks=stats.num_blocks,
+            num_used_blocks=stats.num_used_blocks,
+            block_size=self.info.block_size,
+            num_output_tokens=num_output_tokens,
+        )
+
+    @property
+    def _num_arriving_tokens(self) -> int:
+        return 0 if self._traffic is None else self._traffic.num_arriving_tokens
 
     # Sessions
 
@@ -185,6 +235,7 @@ class ExecutorDriver:
                 except OctavoError as error:
                     generation.output.fail(error)
                     self._on_end(generation)
+        self._waits = WaitForecast(self._run_ahead.step_times, config.max_num_batched_tokens)
         self._traffic = BlockTraffic(
             self.scheduler,
             info,
@@ -409,7 +460,7 @@ class ExecutorDriver:
 
     def discard(self, error: OctavoError) -> None:
         """Ends every request that is here and forgets the core, whose state cannot be trusted any more."""
-        self.scheduler = None
+        self.scheduler = self._waits = None
         for generation in list(self.generations.values()):
             self._end(generation, error)
 

@@ -27,6 +27,7 @@ from scheduler_svc.driver import ExecutorDriver
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.fleet import Fleet
 from scheduler_svc.generation import Generation, Output
+from scheduler_svc.load_watch import LoadWatch
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Engine:
     Attributes:
         counters: of requests that ended.
         fleet: the executors.
+        load_watch: of the load that is to come.
 
     Args:
         connectors: how to reach each executor.
@@ -73,11 +75,14 @@ class Engine:
         self.store = store
         self.clock = clock
         self._observe = observe
+        self.load_watch = LoadWatch(clock)
+        self._watching: asyncio.Task[None] | None = None
         self.fleet = Fleet(
             config,
             degraded,
             lambda connector, on_end: ExecutorDriver(connector, config, clock, store, degraded, on_end, cores(connector.address)),
             self._on_end,
+            self.load_watch.expected_output_tokens,
             model_name,
         )
         for connector in connectors:
@@ -103,6 +108,7 @@ class Engine:
     async def start(self) -> None:
         """Begins to look for executors."""
         self.fleet.start()
+        self._watching = asyncio.create_task(self.load_watch.run(), name="load watch")
 
     def begin_drain(self) -> None:
         """From now on new requests are refused; running ones go on."""
@@ -118,6 +124,9 @@ class Engine:
         for request_id in list(self._generations):
             self.cancel(request_id, Draining("the server stops"))
         await self.fleet.stop()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
 
     # Requests
 
@@ -151,6 +160,7 @@ class Engine:
         generation = Generation(request, output)
         self._generations[request.request_id] = generation
         self._idle.clear()
+        self.load_watch.note_arrival(request)
         try:
             await self.served_model()
             driver = self.fleet.choose(generation)
@@ -255,4 +265,5 @@ class Engine:
         counters.num_cached_tokens += generation.num_cached_tokens
         for tier, num_tokens in generation.cached_tokens_by_tier.items():
             counters.cached_tokens_by_tier[tier] = counters.cached_tokens_by_tier.get(tier, 0) + num_tokens
+        self.load_watch.note_end(generation)
         self._observe(generation)

@@ -15,6 +15,7 @@ from common.ids import ExecutorId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
 from scheduler_svc.core.placement import choose_executor
+from scheduler_svc.core.request import Request
 from scheduler_svc.driver import ExecutorDriver
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
@@ -46,6 +47,7 @@ class Fleet:
     Args:
         make_driver: of an executor, with what is to be called for every generation that ends there.
         on_end: called for every generation that ends at an executor, or finds none to go on at.
+        expected_output_tokens: of one sample of a request.
         model_name: "models/{name}" that executors must serve; empty: what the first one says.
     """
 
@@ -55,6 +57,7 @@ class Fleet:
         degraded: DegradedPaths,
         make_driver: Callable[[ExecutorConnector, Callable[[Generation], None]], ExecutorDriver],
         on_end: Callable[[Generation], None],
+        expected_output_tokens: Callable[[Request], float],
         model_name: str,
     ):
         self.model: pb.ExecutorInfo | None = None
@@ -62,6 +65,7 @@ class Fleet:
         self._degraded = degraded
         self._make_driver = make_driver
         self._on_end = on_end
+        self._expected_output_tokens = expected_output_tokens
         self._model_name = model_name
         self._members: dict[str, _Member] = {}
         self._hello = pb.Hello(scheduler_id="scheduler", epoch=random.SystemRandom().getrandbits(64))
@@ -201,7 +205,8 @@ class Fleet:
         among = staying or connected
         if len(among) == 1:
             return next(iter(among.values()))
-        return among[choose_executor([driver.candidate(generation) for driver in among.values()])]
+        num_output_tokens = self._expected_output_tokens(generation.request)
+        return among[choose_executor([driver.candidate(generation, num_output_tokens) for driver in among.values()])]
 
     def move_from(self, source: ExecutorDriver) -> None:
         """Requests of a lost executor go on elsewhere, if there is anybody else; those of one that has left do so or fail."""

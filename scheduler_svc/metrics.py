@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scheduler_svc.core.forecast.capacity import SURE
 from scheduler_svc.edge_line.session import EdgeSession
 from scheduler_svc.engine import Engine
 from scheduler_svc.generation import Generation
@@ -82,6 +83,7 @@ class EngineMetrics(Collector):
         preemptions = CounterMetricFamily("octavo_preemptions", "Sequences that lost their blocks and were computed again")
         preemptions.add_metric([], sum(s.num_preemptions for s in stats))
         yield preemptions
+        yield from self._forecasts(self.engine)
         edge_requests = GaugeMetricFamily("octavo_edge_requests", "Open requests by edge process", labels=["edge"])
         edge_cpu = CounterMetricFamily("octavo_edge_cpu_seconds", "CPU time by edge process", labels=["edge"])
         for name, edge in self.edges().items():
@@ -93,6 +95,28 @@ class EngineMetrics(Collector):
         for path, count in self.engine.degraded.counts.items():
             degraded.add_metric([path], count)
         yield degraded
+
+    def _forecasts(self, engine: Engine) -> Iterator[Metric]:
+        watch = engine.load_watch
+        expected = GaugeMetricFamily(
+            "octavo_forecast", "Expected in the next seconds", labels=["quantity", "horizon_s", "class", "quantile"]
+        )
+        errors = GaugeMetricFamily(
+            "octavo_forecast_error_ratio",
+            "Mean error of forecasts lately (CRPS; of the median: absolute) as a share of what came",
+            labels=["quantity", "horizon_s", "class", "of"],
+        )
+        for service_class, quantity, horizon_s, error in watch.forecast.errors():
+            labels = [quantity.value, str(horizon_s), service_class]
+            forecast = watch.forecast.expect(quantity, horizon_s, service_class)
+            for level in (0.1, 0.5, SURE):
+                expected.add_metric([*labels, f"{level:g}"], forecast.quantile(level))
+            errors.add_metric([*labels, "distribution"], error.relative)
+            errors.add_metric([*labels, "median"], error.relative_of_median)
+        yield expected
+        yield errors
+        wanted = watch.desired_executors(engine.drivers)
+        yield _gauge("octavo_desired_executors", "Executors that the load of the next minute wants", wanted)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -1,5 +1,7 @@
 """Placement: prefix first, then load, and always the same for the same figures."""
 
+from dataclasses import replace
+
 import pytest
 
 from common.errors import NoExecutor
@@ -37,3 +39,20 @@ def test_equals_are_chosen_by_id_in_any_order() -> None:
 def test_no_candidate_is_an_error() -> None:
     with pytest.raises(NoExecutor):
         choose_executor([])
+
+
+def test_the_first_to_be_through_wins_whatever_its_figures() -> None:
+    near = replace(make_candidate("a", cached=64, running=200), finish_s=2.0)
+    far = replace(make_candidate("b", waiting=100), finish_s=1.9)
+    assert choose_executor([near, far]) == "b"
+
+
+def test_times_that_hardly_differ_are_the_same() -> None:
+    first = replace(make_candidate("a", running=3), finish_s=1.0001)
+    second = replace(make_candidate("b", running=2), finish_s=1.0004)
+    assert choose_executor([first, second]) == "b"
+
+
+def test_as_long_as_one_is_not_known_tokens_decide() -> None:
+    known = replace(make_candidate("a"), finish_s=0.1)
+    assert choose_executor([known, make_candidate("b", cached=16)]) == "b"
