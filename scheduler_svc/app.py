@@ -25,6 +25,7 @@ from scheduler_svc.edge_wiring import OwnEdge, SeparateEdge
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.metrics import EngineMetrics
+from scheduler_svc.prewarmer import Prewarmer
 from scheduler_svc.recording.recorder import Recorder, RecorderLimits
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.tenants_file import read_tenants
@@ -166,12 +167,18 @@ async def running_app(
     else:
         edge = OwnEdge(settings, engine, administration, clock)
     stop_metrics = _serve_metrics(settings.metrics_listen, metrics)
+    prewarmer = Prewarmer(engine, store, clock, settings.prewarm_share)
+    metrics.prewarmer = prewarmer
+    prewarming = asyncio.create_task(prewarmer.run(), name="prewarmer") if settings.kvstore and settings.prewarm_share else None
     try:
         await engine.start()
         await edge.start()
         log.info("listening on %s", edge.address.target)
         yield App(edge, engine, settings.grace_s)
     finally:
+        if prewarming is not None:
+            prewarming.cancel()
+            await asyncio.gather(prewarming, return_exceptions=True)
         await engine.stop()
         await edge.stop()
         await store.close()

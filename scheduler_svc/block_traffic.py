@@ -85,6 +85,11 @@ class BlockTraffic:
         self._probes.close()
         self._prefetches.close()
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether blocks are on their way from the store: to the device, or up to shared memory for a request that waits."""
+        return bool(self._loads) or self._prefetches.is_running
+
     async def look_up(self, generation: Generation) -> Found | None:
         """Where the prompt's leading blocks are; None: there was nothing to ask the store for, or it has nothing."""
         if not self._info.kv_transport or not self._config.prefix_caching:

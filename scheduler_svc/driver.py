@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.errors import DeadlineExceeded, ExecutorLost, NoExecutor, OctavoError, QueueTimeout, Unavailable
-from common.ids import ExecutorId, RequestId, SeqId
+from common.ids import BlockKey, ExecutorId, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
 from scheduler_svc import convert
@@ -106,6 +106,17 @@ class ExecutorDriver:
     def load_bytes_per_s(self, tier: str) -> float:
         """How fast blocks come from a tier lately; 0: not known."""
         return 0.0 if self._traffic is None else self._traffic.load_bytes_per_s(tier)
+
+    @property
+    def is_loading(self) -> bool:
+        """Blocks are on their way from the store, for a request."""
+        return self._traffic is not None and self._traffic.is_loading
+
+    def num_device_blocks(self, keys: Sequence[BlockKey]) -> int:
+        """Leading blocks of a chain that the device has."""
+        return (
+            0 if self.scheduler is None else self.scheduler.num_device_tokens(keys[0], keys) // self.scheduler.config.block_size
+        )
 
     def capacity(self, mean_sequence_tokens: float) -> ExecutorCapacity | None:
         """What the executor can do, see measured_capacity; None: not known yet."""

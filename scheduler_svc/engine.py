@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from common.clock import Clock
 from common.degraded import DegradedPaths
 from common.errors import Cancelled, Draining, DuplicateRequest, OctavoError
-from common.ids import RequestId, SeqId
+from common.ids import BlockKey, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector
+from scheduler_svc.core.forecast.turns import Turns
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.token_rates import TokenRates
 from scheduler_svc.core_maker import CoreMaker, PlainCores
@@ -50,6 +51,7 @@ class Engine:
         counters: of requests that ended.
         fleet: the executors.
         load_watch: of the load that is to come.
+        turns: conversations that may go on.
 
     Args:
         connectors: how to reach each executor.
@@ -76,6 +78,7 @@ class Engine:
         self.clock = clock
         self._observe = observe
         self.load_watch = LoadWatch(clock)
+        self.turns = Turns()
         self._watching: asyncio.Task[None] | None = None
         self.fleet = Fleet(
             config,
@@ -162,7 +165,8 @@ class Engine:
         self._idle.clear()
         self.load_watch.note_arrival(request)
         try:
-            await self.served_model()
+            model = await self.served_model()
+            self.turns.note_arrival(generation.prompt_keys(model.block_size), self.clock.now())
             driver = self.fleet.choose(generation)
             await driver.submit(generation)
             if not driver.is_connected:  # lost during the look-up
@@ -231,6 +235,10 @@ class Engine:
         """
         return sum(driver.scheduler.flush_cache() for driver in self.drivers if driver.scheduler is not None)
 
+    def num_device_blocks(self, keys: Sequence[BlockKey]) -> int:
+        """Leading blocks of a chain that a device has; of the one that has most."""
+        return max((driver.num_device_blocks(keys) for driver in self.drivers), default=0)
+
     def load_bytes_per_s(self, tier: str) -> float:
         """How fast blocks come from a tier to the devices lately; 0: not known."""
         speeds = [speed for driver in self.drivers if (speed := driver.load_bytes_per_s(tier))]
@@ -260,6 +268,8 @@ class Engine:
             counters.num_failed_requests += 1
         else:
             counters.num_finished_requests += 1
+            if self.model is not None:
+                self.turns.note_end(generation.prompt_keys(self.model.block_size), self.clock.now())
         counters.num_prompt_tokens += len(generation.request.prompt_token_ids)
         counters.num_output_tokens += generation.output.num_tokens
         counters.num_cached_tokens += generation.num_cached_tokens

@@ -10,6 +10,7 @@ from scheduler_svc.core.forecast.capacity import SURE
 from scheduler_svc.edge_line.session import EdgeSession
 from scheduler_svc.engine import Engine
 from scheduler_svc.generation import Generation
+from scheduler_svc.prewarmer import Prewarmer
 
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -21,6 +22,7 @@ class EngineMetrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.engine: Engine | None = None
+        self.prewarmer: Prewarmer | None = None
         self.edges: Callable[[], Mapping[str, EdgeSession]] = dict
         self._ttft = Histogram(
             "octavo_time_to_first_token_seconds",
@@ -84,6 +86,14 @@ class EngineMetrics(Collector):
         preemptions.add_metric([], sum(s.num_preemptions for s in stats))
         yield preemptions
         yield from self._forecasts(self.engine)
+        if self.prewarmer is not None:
+            blocks = CounterMetricFamily("octavo_prewarmed_blocks", "Brought up for turns that were expected")
+            blocks.add_metric([], self.prewarmer.num_blocks)
+            yield blocks
+            turns = CounterMetricFamily("octavo_prewarmed_turns", "Turns whose blocks were brought up", labels=["outcome"])
+            turns.add_metric(["came"], self.engine.turns.num_warm_used)
+            turns.add_metric(["did_not_come"], self.engine.turns.num_warm_unused)
+            yield turns
         edge_requests = GaugeMetricFamily("octavo_edge_requests", "Open requests by edge process", labels=["edge"])
         edge_cpu = CounterMetricFamily("octavo_edge_cpu_seconds", "CPU time by edge process", labels=["edge"])
         for name, edge in self.edges().items():

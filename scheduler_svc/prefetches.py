@@ -57,6 +57,11 @@ class Prefetches:
         self._on_ready = on_ready
         self._waiting: dict[RequestId, _Waiting] = {}
 
+    @property
+    def is_running(self) -> bool:
+        """Whether one is under way."""
+        return any(one.task is not None and not one.task.done() for one in self._waiting.values())
+
     def begin(self, request: Request, found: Found, keys: Sequence[BlockKey]) -> None:
         """A request waits for its turn.
 

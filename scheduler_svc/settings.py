@@ -64,6 +64,10 @@ class SchedulerSettings(ServiceSettings):
     record_segment_bytes: int = Field(64 << 20, ge=1 << 16, description="bytes of one file of a recording")
     record_max_bytes: int = Field(4 << 30, ge=1 << 16, description="bytes of all recordings of a run; then they end")
 
+    prewarm_share: float = Field(
+        0.5, ge=0, le=1, description="share of the store's shared memory for blocks of turns that are expected soon; 0: none"
+    )
+
     executor_wait_s: float = Field(2.0, ge=0, description="how long a new request waits for an executor to be connected")
     executor_lost_timeout_s: float = Field(30.0, ge=0, description="how long running requests wait for a lost executor")
     step_timeout_s: float = Field(300.0, gt=0, description="an executor that has no result of a step by then is lost")
