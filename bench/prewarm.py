@@ -4,9 +4,9 @@
                             [--think 0.3] [--shares 0,0.5] [--repeat 1]
 
 Real processes, and the `turns` workload in small: users come one after another, in each turn in the same order, so that whoever
-is next is the one whose blocks are the oldest. The device holds the blocks of about two users and shared memory those of about four;
-those of the others are on a disk that is throttled. A row: median and 90th percentile of the time to first token from the third
-turn on, and the share of prompt tokens that were not computed, by tier.
+is next is the one whose blocks are the oldest. The device holds the blocks of about two users and shared memory those of about
+four; those of the others are on a disk that is throttled. A row: median and 90th percentile of the time to first token from the
+third turn on, and the share of prompt tokens that were not computed, by tier.
 """
 
 import argparse
