@@ -184,6 +184,10 @@ class BlockTraffic:
         self.no_save_runs.clear()
         return convert.save_command(plan)
 
+    def expect_blocks(self, num_blocks: float) -> None:
+        """Probably not more than these blocks of the device will be taken in the next seconds."""
+        self._saves.expect(num_blocks, self._scheduler.num_clean_blocks)
+
     @property
     def save_due_s(self) -> float | None:
         """When next_save is to be asked again, whatever else happens; None: when something else happens."""

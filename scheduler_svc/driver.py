@@ -118,6 +118,11 @@ class ExecutorDriver:
             0 if self.scheduler is None else self.scheduler.num_device_tokens(keys[0], keys) // self.scheduler.config.block_size
         )
 
+    def expect_blocks(self, num_blocks: float) -> None:
+        """Probably not more than these blocks of the device will be taken in the next seconds."""
+        if self._traffic is not None and self._link is not None:
+            self._traffic.expect_blocks(num_blocks)
+
     def capacity(self, mean_sequence_tokens: float) -> ExecutorCapacity | None:
         """What the executor can do, see measured_capacity; None: not known yet."""
         if self.info is None:

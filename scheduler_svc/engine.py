@@ -111,7 +111,7 @@ class Engine:
     async def start(self) -> None:
         """Begins to look for executors."""
         self.fleet.start()
-        self._watching = asyncio.create_task(self.load_watch.run(), name="load watch")
+        self._watching = asyncio.create_task(self.load_watch.run(lambda: self.drivers), name="load watch")
 
     def begin_drain(self) -> None:
         """From now on new requests are refused; running ones go on."""

@@ -4,7 +4,7 @@ Knows the clock and the executors; forecasts themselves are the core's.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from common.clock import Clock
 from scheduler_svc.core.forecast.capacity import SURE, Demand, ExecutorCapacity, desired_executors
@@ -16,6 +16,8 @@ from scheduler_svc.generation import Generation
 
 SCALING_HORIZON_S = 60
 """An executor takes about so long to start."""
+SAVING_HORIZON_S = 10
+"""Blocks wait about so long to be saved where copies take time from computing."""
 
 
 class LoadWatch:
@@ -31,10 +33,15 @@ class LoadWatch:
         self._num_prompt_tokens = 0.0
         self._num_cached_tokens = 0.0
 
-    async def run(self) -> None:
-        """Lets the forecast know that time goes on; never returns."""
+    async def run(self, drivers: Callable[[], Sequence[ExecutorDriver]]) -> None:
+        """Lets the forecast know that time goes on, and the executors what they may expect; never returns."""
         while True:
             self.forecast.advance(self._clock.now())
+            connected = [driver for driver in drivers() if driver.is_connected]
+            for driver in connected:
+                assert driver.info is not None, f"{driver.address} is connected"
+                expected = self.forecast.expect_blocks(SAVING_HORIZON_S, driver.info.block_size).quantile(SURE)
+                driver.expect_blocks(expected / len(connected))
             await asyncio.sleep(1.0)
 
     def note_arrival(self, request: Request) -> None:

@@ -51,7 +51,7 @@ class Prewarmer:
         self._store = store
         self._clock = clock
         self._share = share
-        self._capacity_bytes = 0
+        self._capacity_blocks = 0.0
         self._capacity_at_s: float | None = None
 
     async def run(self) -> None:
@@ -69,8 +69,8 @@ class Prewarmer:
         conversation = next((one for one in expected if not one.warmed_blocks), None)
         if conversation is None:
             return
-        room = self._share * await self._capacity() - self._engine.turns.num_warm_blocks * model.block_bytes
-        if room >= len(conversation.keys) * model.block_bytes:
+        room = self._share * await self._capacity(model.block_bytes) - self._engine.turns.num_warm_blocks
+        if room >= len(conversation.keys):
             await self._warm(conversation, model.kv_fingerprint, model.block_bytes)
 
     async def _warm(self, conversation: Conversation, fingerprint: bytes, block_bytes: int) -> None:
@@ -96,12 +96,15 @@ class Prewarmer:
     def _is_store_busy(self) -> bool:
         return any(driver.is_loading for driver in self._engine.drivers)
 
-    async def _capacity(self) -> int:
-        """Bytes of the store's shared memory."""
+    async def _capacity(self, block_bytes: int) -> float:
+        """Blocks that the store's shared memory can hold; what a block takes there is more than its bytes."""
         now_s = self._clock.now()
         if self._capacity_at_s is None or now_s > self._capacity_at_s + _CAPACITY_EVERY_S:
             stats = await self._store.stats()
-            tiers = stats.tiers if stats is not None else ()
-            self._capacity_bytes = sum(tier.capacity_bytes for tier in tiers if tier.tier == kvstore_pb.TIER_SHM)
+            self._capacity_blocks = 0.0
+            for tier in stats.tiers if stats is not None else ():
+                if tier.tier == kvstore_pb.TIER_SHM:
+                    taken_bytes = tier.used_bytes / tier.num_blocks if tier.num_blocks else 0.0
+                    self._capacity_blocks = tier.capacity_bytes / max(block_bytes, taken_bytes)
             self._capacity_at_s = now_s
-        return self._capacity_bytes
+        return self._capacity_blocks

@@ -2,7 +2,8 @@
 
 A save costs two calls to the store, whatever it saves, so blocks gather. Where a copy takes time from computing, because there is
 no engine for copies beside the cores, they also wait for a quiet moment: until nothing runs, or for so long, or until there are
-so many, that losing them would cost more than the copy.
+so many, that losing them would cost more than the copy. Nothing waits when more blocks are expected to be taken soon than can be
+taken without losing what was not saved.
 """
 
 from dataclasses import dataclass
@@ -44,6 +45,16 @@ class SavePolicy:
         self._limits = limits
         self._first_at_s: float | None = None
         self._is_writing = False
+        self._is_room_short = False
+
+    def expect(self, num_blocks: float, num_clean_blocks: int) -> None:
+        """How many blocks will be taken soon.
+
+        Args:
+            num_blocks: probably not more than these.
+            num_clean_blocks: that can be taken without losing anything.
+        """
+        self._is_room_short = num_blocks > num_clean_blocks
 
     def should_save(self, num_unsaved: int, num_outstanding_steps: int, now_s: float) -> bool:
         """Whether the next save goes out now.
@@ -60,6 +71,7 @@ class SavePolicy:
             self._first_at_s = now_s
         self._is_writing = (
             self._is_writing
+            or self._is_room_short
             or num_unsaved >= self._limits.num_blocks
             or now_s >= self._first_at_s + self._limits.delay_s
             or (self._limits.at_rest and num_outstanding_steps == 0)

@@ -312,6 +312,11 @@ class Scheduler:
         """Blocks that take_saves would give."""
         return self._transfers.num_unsaved_blocks
 
+    @property
+    def num_clean_blocks(self) -> int:
+        """About how many blocks may be handed out without losing what only the device has."""
+        return max(0, self._pool.num_available - self._transfers.num_unsaved_blocks)
+
     def take_saves(self, max_blocks: int) -> SavePlan | None:
         """Blocks that became full and computed since the last call and are not in the store; holds them until end_save."""
         return self._transfers.take_saves(max_blocks)

@@ -42,3 +42,12 @@ def test_nothing_to_save_is_never_due() -> None:
     policy = SavePolicy(COMPETING)
     assert not policy.should_save(0, 0, 5.0)
     assert policy.due_s is None
+
+
+def test_nothing_waits_while_more_blocks_are_expected_than_can_be_taken_without_loss() -> None:
+    policy = SavePolicy(COMPETING)
+    policy.expect(50.0, num_clean_blocks=40)
+    assert policy.should_save(3, 2, 0.0)
+    policy.should_save(0, 2, 0.1)
+    policy.expect(50.0, num_clean_blocks=60)
+    assert not policy.should_save(3, 2, 0.2)
