@@ -133,17 +133,6 @@ class ExecutorDriver:
             step_times, info.max_num_batched_tokens, info.max_num_seqs, num_cache_tokens, mean_sequence_tokens
         )
 
-    def expected_wait_s(self, num_prompt_tokens: int, num_output_tokens: float) -> float:
-        """Until a request that comes now may begin to compute; 0 as long as nothing is known.
-
-        Args:
-            num_prompt_tokens: of the request.
-            num_output_tokens: that answers have on average.
-        """
-        if self._waits is None:
-            return 0.0
-        return self._waits.expected_wait_s(self._backlog(self.stats(), num_output_tokens), num_prompt_tokens)
-
     def candidate(self, generation: Generation, num_output_tokens: float) -> Candidate:
         """What placement weighs.
 

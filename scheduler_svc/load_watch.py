@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from common.clock import Clock
 from scheduler_svc.core.forecast.capacity import SURE, Demand, ExecutorCapacity, desired_executors
-from scheduler_svc.core.forecast.load_forecast import ALL, LoadForecast
+from scheduler_svc.core.forecast.load_forecast import LoadForecast
 from scheduler_svc.core.forecast.quantity import Quantity
 from scheduler_svc.core.request import Request
 from scheduler_svc.driver import ExecutorDriver
@@ -100,4 +100,4 @@ def _times(capacity: ExecutorCapacity) -> tuple[float, float]:
 
 def _payer(request: Request) -> tuple[str, str]:
     """Class and tenant of a request."""
-    return ALL, ""
+    return request.service_class.name.lower(), request.tenant
