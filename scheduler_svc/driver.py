@@ -19,8 +19,7 @@ from scheduler_svc import convert
 from scheduler_svc.block_traffic import BlockTraffic
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
-from scheduler_svc.core.forecast.capacity import ExecutorCapacity, measured_capacity
-from scheduler_svc.core.forecast.wait import Backlog, WaitForecast
+from scheduler_svc.core.forecast.capacity import ExecutorCapacity
 from scheduler_svc.core.placement import Candidate
 from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate, StepPlan
 from scheduler_svc.core.request import FinishReason, Request
@@ -28,6 +27,7 @@ from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core_maker import CoreMaker
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
+from scheduler_svc.outlook import Outlook
 
 _MAX_FRUITLESS_SESSIONS = 5
 
@@ -83,7 +83,7 @@ class ExecutorDriver:
         self._link: ExecutorLink | None = None
         self._by_seq_id: dict[SeqId, Generation] = {}
         self._traffic: BlockTraffic | None = None
-        self._waits: WaitForecast | None = None
+        self._outlook: Outlook | None = None
         self._outstanding: deque[StepPlan] = deque()  # without a result
         self._step_offset: int | None = None
         self._ran_in_session: set[RequestId] = set()
@@ -125,53 +125,12 @@ class ExecutorDriver:
 
     def capacity(self, mean_sequence_tokens: float) -> ExecutorCapacity | None:
         """What the executor can do, see measured_capacity; None: not known yet."""
-        if self.info is None:
-            return None
-        num_cache_tokens, info = self.info.num_blocks * self.info.block_size, self.info
-        step_times = self._run_ahead.step_times
-        return measured_capacity(
-            step_times, info.max_num_batched_tokens, info.max_num_seqs, num_cache_tokens, mean_sequence_tokens
-        )
+        return None if self._outlook is None else self._outlook.capacity(mean_sequence_tokens)
 
     def candidate(self, generation: Generation, num_output_tokens: float) -> Candidate:
-        """What placement weighs.
-
-        Args:
-            generation: to be placed.
-            num_output_tokens: that it will probably get.
-        """
-        stats, num_device_tokens, finish_s = self.stats(), 0, None
-        if self.scheduler is not None and self.info is not None and self._config.prefix_caching:
-            keys = generation.prompt_keys(self.info.block_size)
-            num_device_tokens = self.scheduler.num_device_tokens(generation.request.root_key, keys)
-        if self._waits is not None and self._waits.is_known:
-            backlog, num_prompt_tokens = self._backlog(stats, num_output_tokens), len(generation.request.prompt_token_ids)
-            finish_s = self._waits.expected_finish_s(backlog, num_prompt_tokens, num_device_tokens, num_output_tokens)
-        return Candidate(
-            executor_id=ExecutorId(self.address),
-            num_device_tokens=num_device_tokens,
-            num_waiting_tokens=stats.num_waiting_tokens + self._num_arriving_tokens,
-            num_running_sequences=stats.num_running_sequences,
-            num_free_blocks=stats.num_blocks - stats.num_used_blocks,
-            finish_s=finish_s,
-        )
-
-    def _backlog(self, stats: SchedulerStats, num_output_tokens: float) -> Backlog:
-        assert self.info is not None and self.scheduler is not None
-        return Backlog(
-            num_prompt_tokens=stats.num_waiting_tokens + self._num_arriving_tokens + self.scheduler.num_prefill_tokens_ahead,
-            num_waiting=stats.num_waiting_requests,
-            num_running=stats.num_running_sequences,
-            num_seats=self.info.max_num_seqs,
-            num_blocks=stats.num_blocks,
-            num_used_blocks=stats.num_used_blocks,
-            block_size=self.info.block_size,
-            num_output_tokens=num_output_tokens,
-        )
-
-    @property
-    def _num_arriving_tokens(self) -> int:
-        return 0 if self._traffic is None else self._traffic.num_arriving_tokens
+        """What placement weighs of an executor that is connected; num_output_tokens: that a sample will probably get."""
+        assert self._outlook is not None and self._traffic is not None, f"executor {self.address} was never connected"
+        return self._outlook.candidate(generation, num_output_tokens, self._traffic.num_arriving_tokens)
 
     # Sessions
 
@@ -240,7 +199,7 @@ class ExecutorDriver:
                 except OctavoError as error:
                     generation.output.fail(error)
                     self._on_end(generation)
-        self._waits = WaitForecast(self._run_ahead.step_times, config.max_num_batched_tokens)
+        self._outlook = Outlook(ExecutorId(self.address), self.scheduler, info, self._run_ahead.step_times)
         self._traffic = BlockTraffic(
             self.scheduler,
             info,
@@ -465,7 +424,7 @@ class ExecutorDriver:
 
     def discard(self, error: OctavoError) -> None:
         """Ends every request that is here and forgets the core, whose state cannot be trusted any more."""
-        self.scheduler = self._waits = None
+        self.scheduler = self._outlook = None
         for generation in list(self.generations.values()):
             self._end(generation, error)
 
