@@ -146,7 +146,7 @@ def test_bytes_that_are_not_what_their_commit_says_are_nobodys(empty_store: Stor
     assert list(committed.statuses) == [pb.BLOCK_STATUS_OK, pb.BLOCK_STATUS_REJECTED]  # a lease commits once
     with closing(empty_store.client(transport)) as client:
         assert client.load(make_buffers(make_blocks(1, 4096, first=1)), Patience(5.0)).num_loaded == 0
-    wait_until(lambda: empty_store.stats().tiers[0].used_bytes == 0)
+        wait_until(lambda: empty_store.stats().tiers[0].used_bytes == 0)  # before the session ends, and its suspicion with it
     assert empty_store.stats().num_checksum_mismatches == num_before + 1
 
 
