@@ -59,9 +59,9 @@ TTFT_TARGET_S: Mapping[ServiceClass, float] = {
 }
 """For requests that name none."""
 QUICK_STEP_S = 0.02
-"""Of steps with prompts of other classes while interactive requests come."""
-INTERACTIVE_FOR_S = 10.0
-"""After an interactive request others are expected for so long."""
+"""Of steps with prompts that are not urgent while urgent ones come; see longest_step_s."""
+COMING_FOR_S = 10.0
+"""After a request more like it are expected for so long."""
 _FIRST_TIER = 0
 _MANY_LANES = 4096
 
@@ -97,6 +97,8 @@ class _Class:
     def __init__(self, patience_s: float):
         self.patience_s = patience_s
         self.virtual_time = 0.0
+        self.light_lane: Lane | None = None  # the last that somebody came to while nobody waited there
+        self.light_until_s = -inf
         self.by_service = LaneHeap(lambda lane: lane.service)
         self.by_since = LaneHeap(lambda lane: lane.since_s)
         self.resumed = SequenceHeap()  # in order of arrival
@@ -182,7 +184,7 @@ class FairShare:
         lane = self._lane(request)
         sequence.account = lane.account
         if request.service_class is ServiceClass.INTERACTIVE:
-            self._interactive_until_s = max(self._now_s, request.arrival_s) + INTERACTIVE_FOR_S
+            self._interactive_until_s = max(self._now_s, request.arrival_s) + COMING_FOR_S
         if sequence.was_admitted:
             tier = self._classes[ServiceClass.INTERACTIVE] if sequence.tier == _FIRST_TIER else waiting
             tier.resumed.push(sequence.rank, sequence)
@@ -191,6 +193,7 @@ class FairShare:
         if not lane.waiting:
             lane.service = max(lane.service, waiting.virtual_time)
             lane.since_s = max(self._now_s, request.arrival_s)
+            waiting.light_lane, waiting.light_until_s = lane, lane.since_s + COMING_FOR_S
         target_s = TTFT_TARGET_S[request.service_class] if request.ttft_target_s is None else request.ttft_target_s
         lane.waiting.push((request.priority, request.arrival_s + target_s, sequence.order), sequence)
         lane.num_tokens += sequence.num_prompt_tokens
@@ -241,10 +244,17 @@ class FairShare:
         return choose_victim(candidates, self._cost_to_tenant)
 
     def longest_step_s(self, sequence: Sequence) -> float | None:
-        """While interactive requests come, prompts of others make no long steps: who comes waits for the one under way."""
-        if sequence.request.service_class is ServiceClass.INTERACTIVE or self._now_s > self._interactive_until_s:
-            return None
-        return QUICK_STEP_S
+        """Who comes waits for the step under way, so those whose requests come before others' have to wait for short ones.
+
+        While interactive requests come, prompts of other classes make no long steps; while requests come of a tenant of which
+        nobody waits, those of tenants with a backlog in the class make none.
+        """
+        request = sequence.request
+        if request.service_class is not ServiceClass.INTERACTIVE and self._now_s <= self._interactive_until_s:
+            return QUICK_STEP_S
+        waiting, lane = self._classes[request.service_class], self._lane(request)
+        is_heavy = self._now_s <= waiting.light_until_s and waiting.light_lane is not lane and lane.waiting
+        return QUICK_STEP_S if is_heavy else None
 
     def num_tokens_ahead(self, request: Request) -> int:
         """More urgent classes, and of its own what its share lets by: at most all of it."""
