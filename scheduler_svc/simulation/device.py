@@ -29,6 +29,7 @@ class SimulatedExecutor:
         self.address = f"simulated-{index}"
         self.busy_s = 0.0
         self._profile = profile
+        self._step_times = profile.step_times()
         self._rng = random.Random(f"{seed} {index}")
         self._info = pb.ExecutorInfo(
             executor_id=self.address, model="models/simulated", backend="simulated", dtype="none", kv_fingerprint=b"s" * 32,
@@ -40,9 +41,10 @@ class SimulatedExecutor:
         """See ExecutorConnector."""
         return SimulatedLink(self._info, self, self._profile)
 
-    def step_s(self, predicted_s: float) -> float:
+    def step_s(self, work: StepWork) -> float:
         """How long a step takes."""
-        seconds = predicted_s * self._rng.choice(self._profile.ratios)
+        ratios = self._profile.prefill_ratios if work.num_prefill_tokens else self._profile.decode_ratios
+        seconds = max(1e-6, self._step_times.predict_s(work)) * self._rng.choice(ratios)
         self.busy_s += seconds
         return seconds
 
@@ -55,7 +57,6 @@ class SimulatedLink:
         self._executor = executor
         self._profile = profile
         self._one_way_s = profile.round_trip_s / 2
-        self._step_times = profile.step_times()
         self._known: dict[int, int] = {}
         self._computed: dict[int, int] = {}
         self._free_at_s = 0.0
@@ -65,7 +66,7 @@ class SimulatedLink:
         """See ExecutorLink. The step's result comes when the steps before it and itself have had their time."""
         loop = asyncio.get_running_loop()
         result = pb.StepResult(step_id=command.plan.step_id)
-        seconds = self._executor.step_s(max(1e-6, self._step_times.predict_s(self._execute(command.plan, result))))
+        seconds = self._executor.step_s(self._execute(command.plan, result))
         arrival_s = loop.time() + self._one_way_s
         result.timings.idle_s = max(0.0, arrival_s - self._free_at_s)
         result.timings.forward_s = seconds
@@ -78,8 +79,8 @@ class SimulatedLink:
         assert isinstance(loop, VirtualTimeLoop), "time has to be virtual"
         while True:
             result = await self._results.get()
-            loop.spend(self._profile.host_step_s + self._profile.host_token_s * len(result.sampled))
             yield pb.RunSessionResponse(result=result)
+            loop.spend(self._profile.host_step_s + self._profile.host_token_s * len(result.sampled))
 
     async def close(self) -> None:
         """See ExecutorLink."""

@@ -23,20 +23,27 @@ def learn_profile(run: RecordedRun, name: str) -> DeviceProfile:
     steps = [step for step in run.steps[_WARM_UP_STEPS:] if step.seconds > 0] or run.steps
     coefficients = fit(steps)
     model = StepTimeModel.of(coefficients)
-    ratios = sorted(step.seconds / max(1e-9, model.predict_s(step.work)) for step in steps)
-    kept = [ratios[int((i + 0.5) * len(ratios) / _NUM_RATIOS)] for i in range(_NUM_RATIOS)]
     overheads = [step.ended_s - step.sent_s - step.seconds for step in steps if step.was_alone]
     start = run.start
     return DeviceProfile(
         name=name,
         coefficients=coefficients,
-        ratios=tuple(kept),
+        decode_ratios=_ratios(model, [step for step in steps if not step.work.num_prefill_tokens]),
+        prefill_ratios=_ratios(model, [step for step in steps if step.work.num_prefill_tokens]),
         round_trip_s=max(0.0, statistics.median(overheads)) if overheads else 0.001,
         num_blocks=start.num_blocks,
         block_size=start.block_size,
         max_num_seqs=start.max_num_seqs,
         max_num_batched_tokens=start.max_num_batched_tokens,
     )
+
+
+def _ratios(model: StepTimeModel, steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
+    """Measured to predicted times, as many as are kept, evenly over their distribution."""
+    ratios = sorted(step.seconds / max(1e-9, model.predict_s(step.work)) for step in steps)
+    if len(ratios) <= _NUM_RATIOS:
+        return tuple(ratios) or (1.0,)
+    return tuple(ratios[int((i + 0.5) * len(ratios) / _NUM_RATIOS)] for i in range(_NUM_RATIOS))
 
 
 def fit(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:

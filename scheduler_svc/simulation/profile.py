@@ -15,7 +15,7 @@ class DeviceProfile:
     Attributes:
         name: for people.
         coefficients: of StepTimeModel.
-        ratios: measured to predicted times of steps; each simulated step draws one.
+        decode_ratios, prefill_ratios: measured to predicted times of steps without and with prompts; each step draws one.
         round_trip_s: from a plan's departure to its result, beside the step itself.
         host_step_s, host_token_s: that the scheduler is busy with a step's result, and more with each of its tokens.
         num_blocks, block_size, max_num_seqs, max_num_batched_tokens: see octavo.executor.v1.ExecutorInfo.
@@ -23,7 +23,8 @@ class DeviceProfile:
 
     name: str
     coefficients: tuple[float, ...]
-    ratios: tuple[float, ...] = (1.0,)
+    decode_ratios: tuple[float, ...] = (1.0,)
+    prefill_ratios: tuple[float, ...] = (1.0,)
     round_trip_s: float = 0.001
     host_step_s: float = 0.0002
     host_token_s: float = 15e-6
@@ -53,7 +54,7 @@ class DeviceProfile:
         """
         try:
             values = json.loads(path.read_text())
-            return cls(**{**values, "coefficients": tuple(values["coefficients"]), "ratios": tuple(values["ratios"])})
+            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StartupError(f"{path}: no profile of a device: {error}") from error
 
