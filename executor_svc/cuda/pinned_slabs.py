@@ -182,7 +182,7 @@ class PinnedSlabs:
             try:
                 self._registrar.register(slab.start + slab.pinned_bytes, num_bytes)
             except Exception as error:  # whatever it is, blocks travel without it
-                self._degraded.note(UNPINNED, f"slab {slab.slab.header.slab_id} from byte {slab.pinned_bytes}: {error}")
+                self._degraded.note("kvstore_unpinned", f"slab {slab.slab.header.slab_id} from byte {slab.pinned_bytes}: {error}")
                 return
             with self._changed:
                 slab.pinned_bytes += num_bytes
