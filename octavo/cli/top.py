@@ -50,7 +50,8 @@ def page(before: Load, now: Load) -> RenderableType:
         f"tokens     {output_rate:,.1f}/s output · {prompt_rate:,.1f}/s prompt · {now.num_output_tokens:,} output"
         f" · {now.num_prompt_tokens:,} prompt",
         f"cache      {now.num_cached_tokens:,} prompt tokens not computed ({now.num_cached_tokens / prompts:.0%})"
-        + "".join(f" · {count:,} {tier}" for tier, count in sorted(now.cached_tokens_by_tier.items())),
+        + "".join(f" · {count:,} {tier}" for tier, count in sorted(now.cached_tokens_by_tier.items()))
+        + "".join(f" · kept in {kv_dtype}" for kv_dtype in sorted({one.kv_dtype for one in now.executors} - {""})),
         f"batching   {now.num_preemptions:,} preemptions · {now.num_discarded_tokens:,} discarded tokens"
         f" · up {now.uptime_s:,.0f} s",
     ]
@@ -77,13 +78,11 @@ def _executors(load: Load) -> Table:
     columns = ("seqs", "blocks", "used", "shared", "cached", "free", "run", "frag", "waste", "step ms", "idle")
     table = _table("executor", *columns)
     for one in load.executors:
-        frag = _fragmentation(one.largest_free_run, one.num_free_blocks)
-        kept = f" {one.kv_dtype}" if one.kv_dtype.startswith("fp8") else ""  # what is usual takes no room on a narrow screen
-        name = Text(f"{one.executor_id}{kept}") if one.connected else Text(f"{one.executor_id} (lost)", style="red")
+        name = Text(one.executor_id) if one.connected else Text(f"{one.executor_id} (lost)", style="red")
         blocks = (one.num_blocks, one.num_used_blocks, one.num_shared_blocks, one.num_cached_blocks, one.num_free_blocks)
         shares = (f"{one.kv_waste_ratio:.1%}", f"{one.step_s * 1e3:.1f}", f"{one.idle_ratio:.0%}")
-        runs = (f"{one.largest_free_run}", frag)
-        table.add_row(name, f"{one.num_running_sequences}", *map(str, blocks), *runs, *shares)
+        frag = _fragmentation(one.largest_free_run, one.num_free_blocks)
+        table.add_row(name, f"{one.num_running_sequences}", *map(str, blocks), f"{one.largest_free_run}", frag, *shares)
     return table
 
 

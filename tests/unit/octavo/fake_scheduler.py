@@ -155,6 +155,7 @@ class FakeScheduler(
             num_free_blocks=35,
             step_s=0.0125,
             idle_ratio=0.25,
+            kv_dtype="fp8_e4m3",
         )
         tier = admin.TierLoad(tier="shm", capacity_bytes=1 << 30, used_bytes=1 << 20, num_blocks=7, num_hits=3)
         tier.largest_free_run_bytes = (tier.capacity_bytes - tier.used_bytes) // 2

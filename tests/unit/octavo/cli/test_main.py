@@ -139,6 +139,7 @@ def test_top_shows_rates_blocks_tiers_and_degraded_paths_once(served: Served) ->
     assert result.exit_code == 0
     for text in ("4 running", "2 waiting", "40.0/s output", "(25%)", "kvstore_unavailable 6", "1.0 MiB", "12.5", "25%"):
         assert text in result.stdout
+    assert "kept in fp8_e4m3" in result.stdout
     assert "tiers off  disk: /kv: no space left" in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("executor-0"))
     assert row.split()[1:7] == ["5", "100", "40", "10", "25", "35"]
