@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from common.errors import StartupError
 from scheduler_svc.core.step_time import StepTimeModel
@@ -53,8 +54,9 @@ class DeviceProfile:
             StartupError: it is not.
         """
         try:
-            values = json.loads(path.read_text())
-            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+            values: dict[str, Any] = json.loads(path.read_text())
+            fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+            return cls(**fields)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StartupError(f"{path}: no profile of a device: {error}") from error
 
