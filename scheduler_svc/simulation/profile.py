@@ -73,4 +73,4 @@ PROFILES = {
         ),
     )
 }  # fmt: skip
-"""Measured once; a recording's own is better."""
+"""The GPU's from recorded steps of one day, the CPU's by eye; a recording's own is better."""
