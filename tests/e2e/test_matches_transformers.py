@@ -62,10 +62,15 @@ def test_matches_transformers_one_by_one_cold_then_warm_then_from_the_store(
             a.usage.cached_tokens_by_tier["device"] >= len(p) - 16 for a, p in zip(warm, prompts, strict=True) if len(p) > 32
         )
 
-        assert flush_device(stack) > 0
-        restored = ask_one_by_one(stack, prompts)
-        check(restored, expected)
-        from_store = sum(a.usage.cached_tokens_by_tier["shm"] for a in restored)
+        # What is late is computed instead, and a busy machine makes much of it late: several times, until most came in time.
+        from_store = 0
+        for _ in range(3):
+            assert flush_device(stack) > 0
+            restored = ask_one_by_one(stack, prompts)
+            check(restored, expected)
+            from_store = sum(a.usage.cached_tokens_by_tier["shm"] for a in restored)
+            if from_store > 0.5 * sum(len(p) for p in prompts):
+                break
         assert from_store > 0.5 * sum(len(p) for p in prompts), "most prompt tokens should have come from the store"
 
 
