@@ -205,9 +205,9 @@ class CudaDevice:
         if stack is None or not all_sizes:
             return
         started = time.monotonic()
-        pieces = LayerPieces(stack, runner.layer_caches, all_sizes[-1])
         try:
             with stream.use(), torch.inference_mode():
+                pieces = LayerPieces(stack, runner.layer_caches, all_sizes[-1])
                 pieces.capture(stream, all_sizes)
                 stream.check()
         except Exception as error:
