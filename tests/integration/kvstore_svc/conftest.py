@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.kvstore.v1 import kv_store_service_pb2 as pb
-from tests.integration.kvstore_svc.store_process import StoreProcess
+from tests.integration.kvstore_svc.store_process import StoreProcess, wait_until
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def process_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stor
 
 @pytest.fixture
 def empty_store(process_of_module: StoreProcess) -> StoreProcess:
-    """Without blocks, but with the counters of the tests before."""
+    """Without blocks, but with the counters of the tests before. What a client holds that is just going would stay."""
+    wait_until(lambda: not process_of_module.stats().sessions)
     process_of_module.stub.ClearBlocks(pb.ClearBlocksRequest(), timeout=10)
     return process_of_module
