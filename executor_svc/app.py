@@ -51,7 +51,7 @@ async def serve(settings: ExecutorSettings) -> int:
         servicer.drain()
         await server.stop(settings.grace_s)
         lost = worker.died.is_set()
-        await worker.stop(max(0.0, ends_at - time.monotonic()))
+        await worker.stop(max(0.0, ends_at - time.monotonic()) + settings.save_drain_s)
         stop.cancel()
         died.cancel()
     if lost:

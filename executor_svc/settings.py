@@ -71,6 +71,9 @@ class ExecutorSettings(ServiceSettings):
     )
     kvstore: str = Field("", description="address of the block store; empty: none")
     kv_transport: Literal["auto", "shm", "inline"] = Field("auto", description="how blocks reach the store")
+    save_drain_s: float = Field(
+        3.0, ge=0, description="seconds at the end, beside grace_s, in which blocks that wait for the store are still written"
+    )
     kvstore_tls_ca: Path | None = Field(None, description="PEM authority of a block store that is protected by TLS")
     kvstore_token: SecretStr = Field(SecretStr(""), description="bearer token for the block store")
     tls_cert: Path | None = Field(None, description="PEM certificate")

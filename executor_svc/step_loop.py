@@ -23,19 +23,26 @@ log = logging.getLogger(__name__)
 
 
 class StepLoop:
-    """Carries out the commands of one session after the other, on the main thread."""
+    """Carries out the commands of one session after the other, on the main thread.
 
-    def __init__(self, inbox: Inbox, engine: Engine):
+    Args:
+        inbox: where commands come from.
+        engine: that computes.
+        save_drain_s: longest time at the end for saves that wait.
+    """
+
+    def __init__(self, inbox: Inbox, engine: Engine, *, save_drain_s: float = 0.0):
         self._inbox = inbox
         self._store = engine.store
         self._info = engine.info
         self._runner = engine.runner
         self._transfers = TransferThread(engine.blocks, engine.store, self._send_transfer)
+        self._save_drain_s = save_drain_s
         self._session = 0
         self._commands: deque[tuple[float, bytes]] = deque()
 
     def run(self) -> None:
-        """Returns once the front is gone."""
+        """Returns once the front is gone and what waited for the store is saved, or dropped, and logged."""
         try:
             while (frames := self._inbox.receive(wait=not self._commands)) is not None:
                 for frame in frames:
@@ -44,7 +51,10 @@ class StepLoop:
                     self._carry_out(*self._commands.popleft())
         except ConnectionError:
             log.info("the front is gone")
-        self._transfers.stop()
+        drained = self._transfers.drain(self._save_drain_s)
+        if drained.num_saved or drained.num_dropped:
+            level = logging.WARNING if drained.num_dropped else logging.INFO
+            log.log(level, "saves at the end: %d blocks saved, %d dropped", drained.num_saved, drained.num_dropped)
 
     def _accept(self, frame: Frame) -> None:
         """Takes a frame in; no step runs meanwhile, so an old session's sequences go at once."""
@@ -58,9 +68,17 @@ class StepLoop:
             case FrameKind.COMMAND if frame.session == self._session:
                 self._commands.append((time.monotonic(), frame.payload))
             case FrameKind.CLOSE if frame.session == self._session:
+                self._hand_on_saves()
                 self._end_session()
             case _:
                 log.debug("frame %s of session %d ignored", frame.kind.name, frame.session)
+
+    def _hand_on_saves(self) -> None:
+        """Saves among the commands that will not be carried out: their blocks were computed before they were sent."""
+        for _, payload in self._commands:
+            command = pb.RunSessionRequest.FromString(payload)
+            if command.WhichOneof("command") == "save_blocks":
+                self._transfers.submit(self._session, convert.save_from_pb(command.save_blocks))
 
     def _end_session(self) -> None:
         self._commands.clear()
@@ -91,6 +109,7 @@ class StepLoop:
         """Runs on whatever thread the runner reports on."""
         if isinstance(outcome, Exception):
             log.error("the device failed, the worker ends", exc_info=outcome)
+            self._save_drain_s = 0.0  # nothing can be read from it any more
             self._inbox.shut_down()
             return
         result = convert.outcome_to_pb(outcome, idle_s=outcome.idle_s)

@@ -121,10 +121,31 @@ class SaveDone:
     reason: str = ""
 
 
+_Queued = tuple[int, int, int, Load | Save | None, float, object]
+"""Priority, number, session, transfer (None: the thread ends), when it was submitted, the device's mark at that time."""
+_END: _Queued = (-1, 0, 0, None, 0.0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What became of the blocks that waited to be saved when the executor was told to end.
+
+    Attributes:
+        num_saved: that the store has now.
+        num_dropped: the others; they are computed again when they are needed.
+    """
+
+    num_saved: int
+    num_dropped: int
+
+
 class TransferThread:
     """Carries out loads and saves one by one, loads first: a request waits for a load, nobody for a save.
 
     A save that runs lets loads pass after every few blocks.
+
+    Attributes:
+        is_draining: the end has begun.
     """
 
     def __init__(self, memory: BlockMemory, store: BlockStore | None, report: Callable[[int, LoadDone | SaveDone], None]):
@@ -138,11 +159,15 @@ class TransferThread:
         self._memory = memory
         self._store = store
         self._report = report
-        self._queue: queue.PriorityQueue[tuple[int, int, int, Load | Save | None, float, object]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[_Queued] = queue.PriorityQueue()
         self._num_submitted = 0
         self._session = 0
         self._idle = threading.Condition()
         self._busy = False
+        self.is_draining = False
+        self._num_unsaved = 0
+        """Blocks of the session's saves that are not through."""
+        self._num_saved = 0
         self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
         self._thread.start()
 
@@ -150,6 +175,9 @@ class TransferThread:
         """Queues a transfer of the current session."""
         self._num_submitted += 1
         priority = 0 if isinstance(transfer, Load) else 1
+        if isinstance(transfer, Save):
+            with self._idle:
+                self._num_unsaved += len(transfer.blocks)
         self._queue.put((priority, self._num_submitted, session, transfer, time.monotonic(), self._memory.mark()))
 
     def start_session(self, session: int) -> None:
@@ -160,11 +188,23 @@ class TransferThread:
         with self._idle:
             self._session = session
             self._idle.wait_for(lambda: not self._busy)
+            self._num_unsaved = 0
+
+    def drain(self, timeout_s: float) -> Drained:
+        """Ends the thread after the saves that wait, or after so long: then with the group of blocks that is under way."""
+        with self._idle:
+            self.is_draining = True
+            num_waiting, num_saved_before = self._num_unsaved, self._num_saved
+            self._idle.wait_for(lambda: self._num_unsaved == 0, timeout_s)
+            self._session = -1
+            num_saved = self._num_saved - num_saved_before
+        self._queue.put(_END)
+        return Drained(num_saved, num_waiting - num_saved)
 
     def stop(self) -> None:
         """Ends the thread after the transfer that runs."""
         self.start_session(-1)
-        self._queue.put((-1, 0, 0, None, 0.0, None))
+        self._queue.put(_END)
         self._thread.join()
 
     def _run(self) -> None:
@@ -182,10 +222,7 @@ class TransferThread:
                     continue
                 self._busy = True
             try:
-                self._report(session, self._carry_out(session, transfer, submitted_s, after))
-            except ConnectionError:
-                log.info("the front is gone; transfers end")
-                return
+                self._tell(session, self._carry_out(session, transfer, submitted_s, after))
             finally:
                 with self._idle:
                     self._busy = False
@@ -202,14 +239,23 @@ class TransferThread:
             if not isinstance(transfer, Load) or of_session != session:
                 self._queue.put(queued)
                 return
-            self._report(session, self._carry_out(session, transfer, submitted_s, after))
+            self._tell(session, self._carry_out(session, transfer, submitted_s, after))
+
+    def _tell(self, session: int, done: LoadDone | SaveDone) -> None:
+        try:
+            self._report(session, done)
+        except ConnectionError:  # the front closes its pipe when it wants an end, and what waits is saved all the same
+            log.debug("the front is gone and does not hear of %s", done)
 
     def _carry_out(self, session: int, transfer: Load | Save, submitted_s: float, after: object) -> LoadDone | SaveDone:
+        if self.is_draining and isinstance(transfer, Load):
+            return LoadDone(transfer.load_id, reason="the executor is about to stop")
         outside = [block_id for _, block_id in transfer.blocks if not 0 <= block_id < self._memory.num_blocks]
         if self._store is None or outside:
             reason = f"block ids outside the pool: {outside[:8]}" if outside else "this executor has no block store"
             if isinstance(transfer, Load):
                 return LoadDone(transfer.load_id, reason=reason)
+            self._note_through(len(transfer.blocks), 0)
             return SaveDone(transfer.save_id, num_failed=len(transfer.blocks), reason=reason)
         try:
             if isinstance(transfer, Save):
@@ -224,15 +270,28 @@ class TransferThread:
     def _save(self, store: BlockStore, session: int, save: Save, after: object) -> SaveDone:
         num_written = num_present = num_failed = 0
         reason = ""
-        for start in range(0, len(save.blocks), _SAVED_AT_ONCE):
-            self._let_loads_pass(session)
-            keys, block_ids = _divided(save.blocks[start : start + _SAVED_AT_ONCE])
-            saved = store.save(keys, self._memory.source(block_ids, after))
-            num_written += saved.num_written
-            num_present += saved.num_present
-            num_failed += saved.num_failed
-            reason = reason or saved.reason
+        left = list(save.blocks)
+        try:
+            while left:
+                if self._session != session:  # the time to drain is over
+                    return SaveDone(save.save_id, num_written, num_present, num_failed + len(left), OUT_OF_TIME)
+                self._let_loads_pass(session)
+                keys, block_ids = _divided(left[:_SAVED_AT_ONCE])
+                saved = store.save(keys, self._memory.source(block_ids, after))
+                del left[:_SAVED_AT_ONCE]
+                self._note_through(len(keys), saved.num_written + saved.num_present)
+                num_written += saved.num_written
+                num_present += saved.num_present
+                num_failed += saved.num_failed
+                reason = reason or saved.reason
+        finally:
+            self._note_through(len(left), 0)
         return SaveDone(save.save_id, num_written, num_present, num_failed, reason)
+
+    def _note_through(self, num_blocks: int, num_saved: int) -> None:
+        with self._idle:
+            self._num_unsaved -= num_blocks
+            self._num_saved += num_saved
 
     def _load(self, store: BlockStore, load: Load, submitted_s: float, after: object) -> LoadDone:
         left = load.patience.after(time.monotonic() - submitted_s, 0)

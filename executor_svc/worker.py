@@ -88,7 +88,7 @@ def main(pipe_fd: int, lines_fd: int) -> int:
     gc.collect()
     gc.freeze()
     pipe.send(Frame(FrameKind.READY, payload=engine.info.SerializeToString()))
-    StepLoop(Inbox(pipe, socket.socket(fileno=lines_fd)), engine).run()
+    StepLoop(Inbox(pipe, socket.socket(fileno=lines_fd)), engine, save_drain_s=settings.save_drain_s).run()
     return 0
 
 

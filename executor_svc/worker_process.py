@@ -209,7 +209,7 @@ class WorkerProcess:
             log.warning("session %d gets no line: %s", session, error)
 
     async def stop(self, timeout_s: float) -> None:
-        """Ends the worker: after its running step, but at once while it loads or when the step takes longer than timeout_s."""
+        """Ends the worker: after its running step and the saves that wait, but at once while it loads or after timeout_s."""
         self._stopping = True
         self._writer.close()
         self._lines.close()
@@ -218,7 +218,7 @@ class WorkerProcess:
         try:
             await asyncio.wait_for(self._process.wait(), timeout_s)
         except TimeoutError:
-            log.warning("the worker's step outlasts the grace time; killing it")
+            log.warning("the worker's step or saves outlast the %.1f s that they have; killing it", timeout_s)
             self._process.kill()
             await self._process.wait()
         await self._reading

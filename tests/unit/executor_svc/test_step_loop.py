@@ -1,5 +1,7 @@
 """The worker's main loop at its pipe, with a tiny model: order, run-ahead, sessions and nonsense."""
 
+import dataclasses
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from executor_svc.inbox import Inbox
 from executor_svc.step_loop import StepLoop
 from octavo.executor.v1 import executor_service_pb2 as pb
 from tests.unit.executor_svc.cuda.host_queue import HostQueue, queued
+from tests.unit.executor_svc.memory_store import MemoryStore
 from tests.unit.executor_svc.tiny_engine import make_engine
 
 GREEDY = pb.SequenceSampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
@@ -158,3 +161,24 @@ def test_a_lost_device_ends_the_worker(tmp_path: Path) -> None:
         assert FramePipe(ours).receive(wait=True) is None
         loop.join(10)
         assert not loop.is_alive()
+
+
+def test_saves_behind_plans_that_will_not_run_reach_the_store_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their blocks were computed before the scheduler asked for them."""
+    queue, store = HostQueue(), MemoryStore()
+    engine = dataclasses.replace(queued(make_engine(tmp_path), queue), store=store)
+    ours, theirs = socket.socketpair()
+    front, loop = FakeFront(ours), StepLoop(Inbox(FramePipe(theirs)), engine, save_drain_s=10.0)
+    block = pb.KeyedBlock(key=b"k" * 32, block_id=0)
+    with ours, theirs, caplog.at_level(logging.INFO):
+        front.send(FrameKind.OPEN, 1)
+        front.plan(1, prompt_plan([4, 5, 6]))
+        front.send(FrameKind.COMMAND, 1, pb.RunSessionRequest(save_blocks=pb.SaveBlocks(save_id=5, blocks=[block])))
+        front.send(FrameKind.CLOSE, 1)
+        ours.shutdown(socket.SHUT_WR)
+        loop.run()
+
+    assert list(store.blocks) == [b"k" * 32]
+    assert "saves at the end: 1 blocks saved, 0 dropped" in caplog.text

@@ -2,7 +2,9 @@
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -12,7 +14,7 @@ from common.ids import BlockId, BlockKey
 from common.patience import Patience
 from executor_svc.clients.kvstore_report import OUT_OF_TIME
 from executor_svc.kvcache.pool import KvPool
-from executor_svc.transfer import Load, LoadDone, Save, SaveDone, TransferThread
+from executor_svc.transfer import Drained, Load, LoadDone, Save, SaveDone, TransferThread
 from tests.unit.executor_svc.kvcache.test_pool import LAYERS
 from tests.unit.executor_svc.memory_store import MemoryStore
 
@@ -135,3 +137,61 @@ def test_a_load_that_waited_too_long_in_the_queue_asks_nobody(rig: Rig) -> None:
     assert isinstance(done, LoadDone)
     assert (done.num_loaded, done.reason) == (0, OUT_OF_TIME)
     assert rig.store.calls == []
+
+
+def drain_before_the_gate_opens(transfers: TransferThread, store: MemoryStore) -> Drained:
+    with ThreadPoolExecutor(1) as pool:
+        drained = pool.submit(transfers.drain, 10.0)
+        while not transfers.is_draining:
+            time.sleep(0.001)
+        store.gate.set()
+        return drained.result()
+
+
+def test_at_the_end_saves_that_wait_are_carried_out_and_loads_are_not(rig: Rig) -> None:
+    rig.store.gate.clear()
+    rig.transfers.submit(1, Save(1, blocks(0)))
+    rig.store.started.wait(5)
+    rig.transfers.submit(1, Save(2, blocks(1, 2)))
+    rig.transfers.submit(1, Load(3, blocks(3), Patience(5.0)))
+
+    assert drain_before_the_gate_opens(rig.transfers, rig.store) == Drained(num_saved=3, num_dropped=0)
+    assert rig.store.calls == ["save", "save"]
+
+
+def test_saves_that_are_not_through_in_time_are_dropped_group_by_group(rig: Rig) -> None:
+    keys = [BlockKey(i.to_bytes(32, "big")) for i in range(80)]
+    rig.store.gate.clear()
+    rig.transfers.submit(1, Save(1, [(key, BlockId(i % 8)) for i, key in enumerate(keys)]))
+    rig.transfers.submit(1, Save(2, blocks(0)))
+    rig.store.started.wait(5)
+
+    assert rig.transfers.drain(0.0) == Drained(num_saved=0, num_dropped=81)
+    rig.store.gate.set()
+    assert rig.outcomes.get(timeout=5) == (1, SaveDone(1, num_written=32, num_failed=48, reason=OUT_OF_TIME))
+
+
+def test_saves_that_the_store_refuses_at_the_end_count_as_dropped(rig: Rig) -> None:
+    rig.store.gate.clear()
+    rig.transfers.submit(1, Save(1, blocks(0, 1)))
+    rig.store.started.wait(5)
+    rig.store.bug = RuntimeError("bug")
+
+    assert drain_before_the_gate_opens(rig.transfers, rig.store) == Drained(num_saved=0, num_dropped=2)
+
+
+def test_a_front_that_hears_nothing_any_more_does_not_end_transfers() -> None:
+    """It closes its pipe first, then waits for what is on its way to the store."""
+
+    def report(session: int, done: LoadDone | SaveDone) -> None:
+        raise BrokenPipeError
+
+    store = MemoryStore()
+    transfers = TransferThread(KvPool(LAYERS, 8, 4, torch.float32), store, report)
+    transfers.start_session(1)
+    store.gate.clear()
+    for save_id in range(3):
+        transfers.submit(1, Save(save_id, [(KEYS[save_id], BlockId(save_id))]))
+
+    assert drain_before_the_gate_opens(transfers, store) == Drained(num_saved=3, num_dropped=0)
+    transfers.stop()
