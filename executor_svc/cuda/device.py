@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -21,7 +21,7 @@ from executor_svc.cuda.pinned_slabs import PinnedSlabs
 from executor_svc.cuda.registrar import CudaRegistrar
 from executor_svc.cuda.runner import CudaRunner
 from executor_svc.cuda.sampler import Draw, TokenEnds, TorchTokens, draw_on_host
-from executor_svc.cuda.stored_blocks import SLOTS_BYTES, StoredBlocks, StoredSlots
+from executor_svc.cuda.stored_blocks import StoredBlocks, StoredSlots, most_slots
 from executor_svc.cuda.stream import CudaStream
 from executor_svc.device import Phases, Started, run_steps, warm_up
 from executor_svc.kernels.backend import Backend
@@ -29,7 +29,7 @@ from executor_svc.kernels.e4m3 import E4M3
 from executor_svc.kernels.layout import ROWS_OF_E4M3, layout_of
 from executor_svc.kernels.torch_backend import TorchBackend
 from executor_svc.kvcache.cuda_pool import CudaKvPool
-from executor_svc.kvcache.pool import block_bytes
+from executor_svc.kvcache.pool import KvShape, block_bytes
 from executor_svc.kvcache.stored_form import FORMS, stored_layout
 from executor_svc.model.cuda_pieces import LayerPieces, buffer_bytes, most_tokens_worth, sizes
 from executor_svc.model.cuda_rewrite import StackedModel, rewrite_for_cuda
@@ -106,15 +106,20 @@ class CudaDevice:
         description = torch.cuda.get_device_name(self.torch_device)
         progress(
             f"{description}: {memory.total >> 20:,} MiB; weights and others {memory.used >> 20:,}, scratch of a step up to "
-            f"{memory.scratch >> 20:,}, graphs {graph_bytes >> 20:,} of {memory.graphs >> 20:,} set aside, KV pool "
-            f"{pool.num_bytes >> 20:,}"
+            f"{memory.scratch >> 20:,}, graphs {graph_bytes >> 20:,} of {memory.graphs >> 20:,} set aside, blocks in stored "
+            f"form {memory.slots >> 20:,}, KV pool {pool.num_bytes >> 20:,}"
         )
         return Started(
             runner=runner,
             pool=pool,
             blocks=self._blocks(model, pool, stream),
             limits=limits,
-            memory_bytes={"kv_pool": pool.num_bytes, "scratch": memory.scratch, "graphs": graph_bytes},
+            memory_bytes={
+                "kv_pool": pool.num_bytes,
+                "scratch": memory.scratch,
+                "graphs": graph_bytes,
+                "stored_form": memory.slots,
+            },
             description=description,
         )
 
@@ -150,8 +155,7 @@ class CudaDevice:
         from executor_svc.kernels.triton.stored_form import StoredFormKernels
 
         layout = stored_layout(model.layer_specs, pool.block_size, pool.dtype)
-        num_slots = max(1, min(pool.num_blocks, SLOTS_BYTES // layout.stored_bytes))
-        slots = StoredSlots(num_slots, layout.stored_bytes, self.torch_device)
+        slots = StoredSlots(min(pool.num_blocks, most_slots(layout.stored_bytes)), layout.stored_bytes, self.torch_device)
         kernels = StoredFormKernels(form, layout, self.torch_device)
         kernels.compile(pool.blocks, slots.blocks)
         copies = CudaStream(self.torch_device)  # waits for all that was queued before
@@ -244,7 +248,8 @@ class CudaDevice:
             stack, all_sizes = _stack(model), _piece_sizes(model, limits)
             if stack is not None and all_sizes:
                 graphs += buffer_bytes(stack.layers[0], all_sizes[-1])
-        return MemoryPlan(total=total, used=total - free, scratch=max(decode_bytes, prefill_bytes), graphs=graphs)
+        slots = slots_bytes(self._settings, model.layer_specs, model.dtype)
+        return MemoryPlan(total=total, used=total - free, scratch=max(decode_bytes, prefill_bytes), graphs=graphs, slots=slots)
 
     def _peak(self, runner: CudaRunner, step: StepPlan[SamplingParams]) -> int:
         """Most memory that a step takes beside what is taken before it, bytes."""
@@ -273,6 +278,14 @@ def check_kv_form(settings: ExecutorSettings, capability: tuple[int, int]) -> No
             f"kv_dtype: {settings.kv_dtype} needs a GPU of compute capability {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]} or more, "
             f"this one has {capability[0]}.{capability[1]}; use --kv-dtype auto"
         )
+
+
+def slots_bytes(settings: ExecutorSettings, layers: Sequence[KvShape], dtype: torch.dtype) -> int:
+    """Device memory of blocks of a pool of dtype on their way in their stored form, where they have one of their own."""
+    if settings.kv_stored_form == "native":
+        return 0
+    stored_bytes = stored_layout(layers, settings.block_size, dtype).stored_bytes
+    return most_slots(stored_bytes) * stored_bytes
 
 
 def _default_num_seqs(total_bytes: int) -> int:

@@ -23,7 +23,12 @@ from executor_svc.core.host_block import BlockSink, BlockSource, Filling, HostBl
 from executor_svc.cuda.stream import CopyStream, Mark
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 
-SLOTS_BYTES = 128 << 20
+_SLOTS_BYTES = 128 << 20
+
+
+def most_slots(block_bytes: int) -> int:
+    """As many as blocks of so many bytes ever get."""
+    return max(1, _SLOTS_BYTES // block_bytes)
 
 
 class BlockForm(Protocol):

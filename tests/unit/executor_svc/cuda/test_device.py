@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from common.errors import StartupError
 from executor_svc.core.batch import BatchState
 from executor_svc.core.plan import BatchLimits, StepPlan
 from executor_svc.core.sampling import SamplingParams
-from executor_svc.cuda.device import _full_batch, _full_prefill, _largest_prefill, check_kv_form, chunk_steps
+from executor_svc.cuda.device import _full_batch, _full_prefill, _largest_prefill, check_kv_form, chunk_steps, slots_bytes
+from executor_svc.kvcache.stored_form import stored_layout
 from executor_svc.settings import ExecutorSettings
+from tests.unit.executor_svc.kvcache.test_pool import LAYERS
 
 
 def sessions(limits: BatchLimits) -> Iterator[list[StepPlan[SamplingParams]]]:
@@ -59,3 +62,12 @@ def test_forms_of_keys_and_values_that_a_gpu_cannot_have_are_refused(
 @pytest.mark.parametrize("changes", [{}, {"kv_dtype": "fp8_e4m3"}, {"kv_stored_form": "int8"}, {"backend": "torch"}])
 def test_forms_that_it_can_have_are_not(changes: dict[str, object]) -> None:
     check_kv_form(ExecutorSettings.model_validate(changes), (8, 9))
+
+
+def test_the_memory_of_stored_forms_is_planned_before_the_pool() -> None:
+    native, small = ExecutorSettings(), ExecutorSettings(kv_stored_form="int8", block_size=16)
+    stored_bytes = stored_layout(LAYERS, 16, torch.bfloat16).stored_bytes
+
+    assert slots_bytes(native, LAYERS, torch.bfloat16) == 0
+    assert (128 << 20) - stored_bytes < slots_bytes(small, LAYERS, torch.bfloat16) <= 128 << 20
+    assert slots_bytes(small, LAYERS, torch.bfloat16) % stored_bytes == 0

@@ -1,5 +1,7 @@
 """The division of a GPU's memory: what is left becomes blocks, and what does not fit is refused with the settings to change."""
 
+import dataclasses
+
 import pytest
 
 from common.errors import StartupError
@@ -29,3 +31,11 @@ def test_a_tiny_model_gets_no_pool_of_millions_of_blocks() -> None:
 def test_a_pool_that_does_not_fit_is_refused(utilization: float, asked_blocks: int, asked_bytes: int) -> None:
     with pytest.raises(StartupError, match="--gpu-memory-utilization"):
         PLAN.num_blocks(2 << 20, utilization, asked_blocks=asked_blocks, asked_bytes=asked_bytes)
+
+
+def test_blocks_in_their_stored_form_are_taken_from_the_pool_and_named() -> None:
+    plan = dataclasses.replace(PLAN, slots=GIB)
+
+    assert plan.num_blocks(2 << 20, 0.5, asked_blocks=0, asked_bytes=0) == (40 - 16 - 4 - 2 - 1) * 512
+    with pytest.raises(StartupError, match="blocks in their stored form 1,073,741,824;"):
+        plan.num_blocks(2 << 20, 0.9, asked_blocks=0, asked_bytes=58 * GIB)
