@@ -9,6 +9,7 @@ from octavo.answers import Finished, TextDelta
 from octavo.cli.console import log_message, say, write
 from octavo.cli.figures import answer_figures
 from octavo.cli.server import run_until_stopped, running_server
+from octavo.cli.service_args import ExecutorArgs, SchedulerArgs, StoreArgs, split_args
 from octavo.cli.services import DEFAULT_MODEL, StackOptions
 from octavo.client import AsyncOctavoClient
 from octavo.errors import OctavoError
@@ -25,14 +26,25 @@ def demo(
     model: Annotated[str, typer.Option(help="Name, folder, .gguf file or hub id.")] = DEFAULT_MODEL,
     prompt: Annotated[str, typer.Option(help="The question.")] = _QUESTION,
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens at most.")] = 96,
+    executor_args: ExecutorArgs = None,
+    store_args: StoreArgs = None,
+    scheduler_args: SchedulerArgs = None,
 ) -> None:
     """Start a server, ask it one question twice, stop it."""
-    if not run_until_stopped(_demo(model, prompt, max_tokens)):
+    options = StackOptions(
+        model=model,
+        kv_memory_bytes=_KV_MEMORY_BYTES,
+        store_capacity_bytes=_STORE_CAPACITY_BYTES,
+        executor_args=split_args("--executor-args", executor_args),
+        store_args=split_args("--store-args", store_args),
+        scheduler_args=split_args("--scheduler-args", scheduler_args),
+    )
+    if not run_until_stopped(_demo(options, prompt, max_tokens)):
         say("stopped")
         raise typer.Exit(130)
 
 
-async def _demo(model: str, prompt: str, max_tokens: int) -> None:
+async def _demo(options: StackOptions, prompt: str, max_tokens: int) -> None:
     log: deque[str] = deque(maxlen=_TAIL_LINES)
     is_starting = True
 
@@ -42,7 +54,6 @@ async def _demo(model: str, prompt: str, max_tokens: int) -> None:
         if is_starting and message and not message.startswith(("settings ", "session ")):
             say(f"  {message}")
 
-    options = StackOptions(model=model, kv_memory_bytes=_KV_MEMORY_BYTES, store_capacity_bytes=_STORE_CAPACITY_BYTES)
     try:
         async with running_server(options, on_line, say) as (_, target), AsyncOctavoClient(target) as client:
             is_starting = False
@@ -51,7 +62,8 @@ async def _demo(model: str, prompt: str, max_tokens: int) -> None:
             say("> the same question again: its blocks are still on the device", style="bold")
             await _ask(client, prompt, max_tokens)
     except OctavoError:
-        say("\n".join(["the last lines of the log:", *log]))
+        if log:
+            say("\n".join(["the last lines of the log:", *log]))
         raise
     say("all stopped. Next: octavo up, then octavo chat in a second terminal", style="bold")
 

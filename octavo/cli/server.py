@@ -34,6 +34,7 @@ async def running_server(options: StackOptions, on_line: LineSink, on_progress: 
     """
     if options.listen is not None:
         check_listen(Address.parse(options.listen), options)
+    services(options, Path(), Path("/"), 1)  # what is wrong with the options is said before the model is prepared
     folder = await _prepare(options, on_line, on_progress)
     runtime = Path(tempfile.mkdtemp(prefix="octavo-"))
     try:

@@ -1,6 +1,6 @@
 """Which processes make a server, and their command lines. Pure: starts nothing, reads nothing of the machine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class StackOptions:
         threads: compute threads of each executor.
         token: bearer token of the public API.
         record: folder for the scheduler's recordings; None: none.
+        store_args, executor_args, scheduler_args: more flags of these services, as they take them themselves.
     """
 
     model: str = DEFAULT_MODEL
@@ -49,6 +50,9 @@ class StackOptions:
     insecure: bool = False
     record: Path | None = None
     log_level: str = "INFO"
+    store_args: tuple[str, ...] = ()
+    executor_args: tuple[str, ...] = ()
+    scheduler_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,56 +83,92 @@ def services(options: StackOptions, model_folder: Path, runtime_folder: Path, nu
         num_cores: cores that this process may use; executors share them when there are several.
 
     Raises:
-        StartupError: an address is none.
+        StartupError: an address is none, or more flags of a service are those that are set here.
     """
     if options.num_executors < 1:
         raise StartupError(f"--executors: must be at least 1, is {options.num_executors}")
+    if options.store_args and not options.with_store:
+        raise StartupError("--store-args: there is no block store (--no-store)")
     store_address = Address.parse(f"unix:{runtime_folder}/kvstore.sock")
-    stored = ("--kvstore", store_address.target) if options.with_store else ()
-    named = _flags(model_name=options.model_name or None)
-    level = ("--log-level", options.log_level)
-    found: list[Service] = []
-    arguments: tuple[str, ...]
-    if options.with_store:
-        arguments = ("--listen", store_address.target, "--shm-socket", f"{runtime_folder}/shm.sock")
-        capacity = _flags(
-            capacity_bytes=options.store_capacity_bytes,
-            disk_dir=options.disk_dir,
-            disk_capacity_bytes=options.disk_capacity_bytes if options.disk_dir is not None else 0,
-        )
-        redis = {"OCTAVO_KVSTORE_REDIS_URL": options.redis_url} if options.redis_url else {}
-        found.append(Service("kvstore", ("-m", "kvstore_svc", *arguments, *capacity, *level), store_address, redis))
-
+    executors = [Address.parse(f"unix:{runtime_folder}/executor-{index}.sock") for index in range(options.num_executors)]
+    public = Address.parse(options.listen or f"unix:{runtime_folder}/scheduler.sock")
+    shared = {
+        "model": model_folder,
+        "model_name": options.model_name or None,
+        "kvstore": store_address.target if options.with_store else None,
+        "log_level": options.log_level,
+    }
     threads = options.threads
     if threads is None and options.num_executors > 1:
         threads = max(1, num_cores // options.num_executors)
-    tuned = _flags(
-        dtype=options.dtype,
-        quantization=options.quantization,
-        load_format=options.load_format,
-        num_blocks=options.kv_blocks,
-        kv_memory_bytes=options.kv_memory_bytes,
-        max_model_len=options.max_model_len,
-        num_threads=threads,
-    )
-    executors = [Address.parse(f"unix:{runtime_folder}/executor-{index}.sock") for index in range(options.num_executors)]
+    found: list[Service] = []
+    if options.with_store:
+        own: dict[str, object] = {
+            "listen": store_address.target,
+            "shm_socket": f"{runtime_folder}/shm.sock",
+            "capacity_bytes": options.store_capacity_bytes,
+            "disk_dir": options.disk_dir,
+            "disk_capacity_bytes": options.disk_capacity_bytes if options.disk_dir is not None else 0,
+            "redis_url": None,  # by environment
+            "log_level": options.log_level,
+        }
+        redis = {"OCTAVO_KVSTORE_REDIS_URL": options.redis_url} if options.redis_url else {}
+        command = ("-m", "kvstore_svc", *_flags(own), *_more("--store-args", options.store_args, own))
+        found.append(Service("kvstore", command, store_address, redis))
     for index, address in enumerate(executors):
-        arguments = ("--listen", address.target, "--executor-id", f"executor-{index}", "--model", str(model_folder))
-        command = ("-m", "executor_svc", *arguments, *named, *stored, *tuned, *level)
+        own = {
+            "listen": address.target,
+            "executor_id": f"executor-{index}",
+            **shared,
+            "dtype": options.dtype,
+            "quantization": options.quantization,
+            "load_format": options.load_format,
+            "num_blocks": options.kv_blocks,
+            "kv_memory_bytes": options.kv_memory_bytes,
+            "max_model_len": options.max_model_len,
+            "num_threads": threads,
+        }
+        command = ("-m", "executor_svc", *_flags(own), *_more("--executor-args", options.executor_args, own))
         found.append(Service(f"executor-{index}", command, address))
-
-    public = Address.parse(options.listen or f"unix:{runtime_folder}/scheduler.sock")
-    command = ("-m", "scheduler_svc", "--listen", public.target, "--model", str(model_folder), *named, *stored, *level)
-    command += tuple(flag for address in executors for flag in ("--executors", address.target))
-    command += _flags(tls_cert=options.tls_cert, tls_key=options.tls_key, record=options.record) + (
-        ("--insecure",) if options.insecure else ()
-    )
+    own = {
+        "listen": public.target,
+        **shared,
+        "executors": [address.target for address in executors],
+        "tls_cert": options.tls_cert,
+        "tls_key": options.tls_key,
+        "token": None,  # by environment
+        "record": options.record,
+        "insecure": options.insecure or None,
+    }
+    command = ("-m", "scheduler_svc", *_flags(own), *_more("--scheduler-args", options.scheduler_args, own))
     secrets = {"OCTAVO_SCHEDULER_TOKEN": options.token} if options.token else {}
     found.append(Service("scheduler", command, public, secrets, is_secure=options.tls_cert is not None))
     return found
 
 
-def _flags(**values: object) -> tuple[str, ...]:
-    return tuple(
-        text for name, value in values.items() if value is not None for text in (f"--{name.replace('_', '-')}", str(value))
-    )
+def _flags(own: Mapping[str, object]) -> tuple[str, ...]:
+    """Settings as flags; None: the service's own default."""
+    flags: list[str] = []
+    for name, value in own.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            flags.append(flag)
+        elif value is not None:
+            values = value if isinstance(value, list) else [value]
+            flags += (text for one in values for text in (flag, str(one)))
+    return tuple(flags)
+
+
+def _more(option: str, arguments: Sequence[str], own: Mapping[str, object]) -> Sequence[str]:
+    """Flags that a user adds to a service's own; whether there are such, the service says.
+
+    Raises:
+        StartupError: one of them is set here, or has an option of its own.
+    """
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if flag.startswith("--") and flag.removeprefix("--").removeprefix("no-").replace("-", "_") in own:
+            raise StartupError(
+                f"{option}: {flag} is set by octavo itself; octavo up --help shows the option for it, if there is one"
+            )
+    return arguments

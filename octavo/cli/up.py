@@ -11,6 +11,7 @@ from rich.text import Text
 from common.state_folder import kv_folder
 from octavo.cli.console import LogPrinter, err, say
 from octavo.cli.server import run_until_stopped, running_server
+from octavo.cli.service_args import ExecutorArgs, SchedulerArgs, StoreArgs, split_args
 from octavo.cli.services import DEFAULT_MODEL, StackOptions
 from octavo.cli.sizes import parse_bytes
 from octavo.client import DEFAULT_TARGET
@@ -47,10 +48,14 @@ def up(
         Path | None, typer.Option(help="Folder for recordings of the scheduler's decisions, for octavo replay.")
     ] = None,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    executor_args: ExecutorArgs = None,
+    store_args: StoreArgs = None,
+    scheduler_args: SchedulerArgs = None,
 ) -> None:
     """Start a server: block store, executors and scheduler, one log. Ctrl-C stops it.
 
-    Every other setting of a service: its environment variable, for example OCTAVO_SCHEDULER_MAX_WAITING_REQUESTS.
+    Every other setting of a service: --executor-args, --store-args or --scheduler-args, with flags as the service itself takes
+    them (python -m executor_svc --help), or its environment variable, for example OCTAVO_SCHEDULER_MAX_WAITING_REQUESTS.
     """
     options = StackOptions(
         model=model,
@@ -75,6 +80,9 @@ def up(
         insecure=insecure,
         record=record,
         log_level=log_level,
+        executor_args=split_args("--executor-args", executor_args),
+        store_args=split_args("--store-args", store_args),
+        scheduler_args=split_args("--scheduler-args", scheduler_args),
     )
     if not run_until_stopped(_serve(options)):
         say("stopped")

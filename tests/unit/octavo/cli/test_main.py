@@ -50,6 +50,8 @@ def test_no_server_is_one_line_with_what_to_do(arguments: list[str], tmp_path: P
     [
         (["models", "--target", "nonsense"], "host:port"),
         (["up", "--kv-memory", "much"], "--kv-memory"),
+        (["up", "--executor-args", "--kv-dtype 'fp8"], "--executor-args: No closing quotation"),
+        (["demo", "--executor-args", "--kv-memory-bytes 5"], "--kv-memory-bytes is set by octavo itself"),
         (["up", "--listen", "nonsense"], "host:port"),
         (["up", "--listen", "0.0.0.0:0"], "reachable from other hosts"),
         (["generate", "--top-k", "-1", "hello"], "top_k"),

@@ -109,3 +109,36 @@ def test_several_executors_share_the_cores(num_cores: int, threads: int) -> None
 def test_a_server_without_executors_is_refused() -> None:
     with pytest.raises(StartupError, match="--executors"):
         services(StackOptions(num_executors=0), MODEL, RUNTIME, 4)
+
+
+def test_more_flags_of_a_service_reach_it_as_they_are() -> None:
+    options = StackOptions(
+        num_executors=2,
+        executor_args=("--kv-dtype", "fp8_e4m3", "--no-cuda-graphs"),
+        store_args=("--redis-ttl-s=60",),
+        scheduler_args=("--policy", "fcfs"),
+    )
+    store, first, second, scheduler = map(read, services(options, MODEL, RUNTIME, 4))
+
+    assert isinstance(store, KvStoreSettings)
+    assert isinstance(first, ExecutorSettings)
+    assert isinstance(second, ExecutorSettings)
+    assert isinstance(scheduler, SchedulerSettings)
+    assert (first.kv_dtype, first.cuda_graphs, second.kv_dtype) == ("fp8_e4m3", False, "fp8_e4m3")
+    assert store.redis_ttl_s == 60
+    assert scheduler.policy == "fcfs"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (StackOptions(executor_args=("--listen", "unix:/x")), "--executor-args: --listen is set by octavo itself"),
+        (StackOptions(executor_args=("--dtype=float32",)), "--executor-args: --dtype is set"),
+        (StackOptions(store_args=("--redis-url", "redis://x")), "--store-args: --redis-url is set"),
+        (StackOptions(scheduler_args=("--no-insecure",)), "--scheduler-args: --no-insecure is set"),
+        (StackOptions(with_store=False, store_args=("--throttle", "disk=1")), "--store-args: there is no block store"),
+    ],
+)
+def test_flags_that_are_set_here_are_refused_by_name(options: StackOptions, words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        services(options, MODEL, RUNTIME, 4)
