@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from executor_svc.model.dtype import SIXTEEN_BITS, model_dtype
 from executor_svc.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
-_SIXTEEN_BITS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def early_work(settings: ExecutorSettings, folder: Path) -> Callable[[], None]:
@@ -29,8 +29,9 @@ def early_work(settings: ExecutorSettings, folder: Path) -> Callable[[], None]:
     from executor_svc.kernels.triton.library import allow_library, plan_ahead  # Triton is not there on every machine
 
     config = json.loads((folder / "config.json").read_text())
-    heads, dtype = heads_of(config), dtype_of(settings.dtype, config)
-    if heads is None or dtype is None:
+    heads = heads_of(config)
+    dtype = model_dtype(settings.dtype, config.get("dtype", config.get("torch_dtype")), "cuda")
+    if heads is None or dtype not in SIXTEEN_BITS:  # the library has attention of 16 bits
         return _nothing
 
     def plan() -> None:
@@ -55,9 +56,3 @@ def heads_of(config: Mapping[str, Any]) -> tuple[int, int, int] | None:
     num_kv_heads = config.get("num_key_value_heads") or num_heads
     head_dim = config.get("head_dim") or config.get("hidden_size", 0) // num_heads
     return (num_heads, num_kv_heads, head_dim) if head_dim else None
-
-
-def dtype_of(asked: str, config: Mapping[str, Any]) -> torch.dtype | None:
-    """Of the KV; None: it has not 16 bits, and the library is not used."""
-    own = config.get("dtype", config.get("torch_dtype"))
-    return _SIXTEEN_BITS.get(asked) if asked != "auto" else _SIXTEEN_BITS.get(str(own), torch.bfloat16)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from common.errors import ModelRefused, StartupError
 from executor_svc.kernels.backend import Backend
 from executor_svc.model import gates, self_check
+from executor_svc.model.dtype import ModelDtype, model_dtype
 from executor_svc.model.forward_context import ForwardContext, use
 from executor_svc.model.layer_spec import LayerSpec
 from executor_svc.model.quantize import quantize_model
@@ -32,8 +33,6 @@ log = logging.getLogger(__name__)
 
 Quantization = Literal["none", "int8"]
 LoadFormat = Literal["auto", "random"]
-ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
-_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 class Rewrites(Protocol):
@@ -129,8 +128,7 @@ def load_model(
 
     Args:
         folder: of prepare_model: config.json, and *.safetensors unless load_format is "random".
-        dtype: "auto" is float32 on a CPU, which every CPU computes at full speed; on a GPU the config's own if that has 16
-            bits, else bfloat16.
+        dtype: see model_dtype.
         quantization: "int8" stores the weights of linear layers as int8.
         load_format: "random" ignores weight files and draws weights from the seed.
         seed: of random weights.
@@ -147,7 +145,7 @@ def load_model(
     is_quantized = quantization == "int8"
     device = device or torch.device("cpu")
     config = _load_config(folder)
-    torch_dtype = _torch_dtype(dtype, config, device)
+    torch_dtype = model_dtype(dtype, getattr(config.get_text_config(), "dtype", None), device.type)
     length = _model_len(config, max_model_len)
     gates.check_config(config, length)
     num_layers = int(config.get_text_config().num_hidden_layers)
@@ -234,15 +232,6 @@ def _model_len(config: Any, asked: int | None) -> int:
     if not 0 < asked <= own:
         raise StartupError(f"max_model_len: {asked} is out of range 1..{own}, the model's own context")
     return asked
-
-
-def _torch_dtype(asked: ModelDtype, config: Any, device: torch.device) -> torch.dtype:
-    if asked != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[asked]
-    if device.type == "cpu":
-        return torch.float32
-    own = getattr(config.get_text_config(), "dtype", None)
-    return own if own in _SIXTEEN_BITS else torch.bfloat16
 
 
 def _build_random(folder: Path, config: Any, dtype: torch.dtype, seed: int, device: torch.device) -> nn.Module:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from executor_svc.kernels.cpu.compile import FIRST_ARG, barrier, kernel, named, num_threads, thread_idx
+from executor_svc.kernels.cpu.exponential import vexp
+from executor_svc.kernels.cpu.softmax import NEGATIVE_INFINITY, fold_softmax
 from executor_svc.kernels.cpu.tile import MAX_ROWS, add_tile_bf16, add_tile_f32, tile_bf16, tile_f32
 from executor_svc.kernels.cpu.vector import (
     LANES,
@@ -28,17 +30,11 @@ from executor_svc.kernels.cpu.vector import (
     load_scalar,
     store_f32,
     store_scalar,
-    vexp,
-    vkeep_between,
     vload,
     vload_first,
-    vmax,
-    vmax_lanes,
     vsplat,
     vstore,
     vstore_first,
-    vsum,
-    vtanh,
 )
 
 SPAN = 256
@@ -60,7 +56,6 @@ NUM_FIELDS = FIRST_ARG + 39
 KEY_CACHE, VALUE_CACHE, WINDOW = _KEY_CACHE, _VALUE_CACHE, _WINDOW
 """What differs between the layers of a step."""
 
-_NEGATIVE_INFINITY = np.float32(-np.inf)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
@@ -167,52 +162,6 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
                         )  # fmt: skip
 
     @named(dtype)
-    def fold_softmax(args, row, low, high, width, scores, acc, acc_width, maxima, sums):  # type: ignore[no-untyped-def]
-        """Turns a row's scores of columns low <= c < high into weights, 0 elsewhere, and rescales what was summed before."""
-        keep_out_of_line()
-        softcap = load_f64(args, _SOFTCAP)
-        line = scores + 4 * row * SPAN
-        before = load_f32(maxima + 4 * row)
-        first, last = low // LANES * LANES, min((high + LANES - 1) // LANES * LANES, width)
-        if high <= low:
-            first, last = 0, 0
-        largest = vsplat(_NEGATIVE_INFINITY)
-        for c in range(first, last, LANES):
-            score = vload(line + 4 * c, "f32")
-            if softcap != _ZERO:
-                score = vtanh(score / vsplat(softcap)) * vsplat(softcap)
-            if c < low or c + LANES > high:
-                score = vkeep_between(score, low - c, high - c, _NEGATIVE_INFINITY)
-            if softcap != _ZERO or c < low or c + LANES > high:
-                vstore(line + 4 * c, score, "f32")
-            largest = vmax(score, largest)
-        now = max(before, vmax_lanes(largest))
-        zero = vsplat(_ZERO)
-        for c in range(0, first, LANES):
-            vstore(line + 4 * c, zero, "f32")
-        for c in range(last, width, LANES):
-            vstore(line + 4 * c, zero, "f32")
-        if now == _NEGATIVE_INFINITY:
-            return
-        total = zero
-        shift = vsplat(now)
-        for c in range(first, last, LANES):
-            weight = vexp(vload(line + 4 * c, "f32") - shift)
-            vstore(line + 4 * c, weight, "f32")
-            total = total + weight
-        new_sum = vsum(total)
-        if now != before:
-            correction = vexp(vsplat(np.float32(before - now)))
-            for c in range(0, acc_width, LANES):
-                cell = acc + 4 * (row * acc_width + c)
-                vstore(cell, vload(cell, "f32") * correction, "f32")
-            new_sum += load_f32(sums + 4 * row) * vmax_lanes(correction)
-            store_f32(maxima + 4 * row, now)
-        else:
-            new_sum += load_f32(sums + 4 * row)
-        store_f32(sums + 4 * row, new_sum)
-
-    @named(dtype)
     def add_values(args, seq, head, rows, first, low, last, scores, acc, acc_width, gathered):  # type: ignore[no-untyped-def]
         """Adds weights [rows, SPAN] times values of low <= position < last to acc; column 0 is position first."""
         keep_out_of_line()
@@ -272,7 +221,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
         sums = maxima + 4 * ((max_rows + 15) // 16 * 16)
         gathered = sums + 4 * ((max_rows + 15) // 16 * 16)
 
-        scale = load_f64(args, _SCALE)
+        scale, softcap = load_f64(args, _SCALE), load_f64(args, _SOFTCAP)
         for q in range(num_queries):
             source = load_i64(args, _QUERY) + (token + q) * load_i64(args, _QUERY_TOKEN_STRIDE)
             for g in range(group):
@@ -283,7 +232,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
                 store_f32(maxima + 4 * row, load_f32(sinks + 4 * (head * group + row % group)))
                 store_f32(sums + 4 * row, _ONE)
             else:
-                store_f32(maxima + 4 * row, _NEGATIVE_INFINITY)
+                store_f32(maxima + 4 * row, NEGATIVE_INFINITY)
                 store_f32(sums + 4 * row, _ZERO)
         zero = vsplat(_ZERO)
         for c in range(0, rows * acc_width, LANES):
@@ -305,7 +254,9 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
             for row in range(rows):
                 position = query_position + row // group
                 low = max(begin, position - window + 1 if window > 0 else 0) - first
-                fold_softmax(args, row, max(low, 0), min(position + 1, last) - first, width, scores, acc, acc_width, maxima, sums)
+                high = min(position + 1, last) - first
+                line, acc_row = scores + 4 * row * SPAN, acc + 4 * row * acc_width
+                fold_softmax(softcap, max(low, 0), high, width, line, acc_row, acc_width, maxima + 4 * row, sums + 4 * row)
             add_values(args, seq, head, rows, first, max(first, begin), last, scores, acc, acc_width, gathered)
 
         if num_splits > 1 and seq < load_i64(args, _NUM_DECODES):
@@ -362,7 +313,7 @@ def _make(dtype: str, itemsize: int, tile: Any, add_tile: Any) -> Any:
         count = load_i64(args, _NUM_DECODES) * num_heads
         for index in range(count * thread // threads, count * (thread + 1) // threads):
             parts = load_i64(args, _PARTIALS) + index * num_splits * part_bytes
-            largest = _NEGATIVE_INFINITY
+            largest = NEGATIVE_INFINITY
             for split in range(num_splits):
                 largest = max(largest, load_f32(parts + split * part_bytes + 4 * acc_width))
             # A decode's token is its sequence's index: decodes come first.

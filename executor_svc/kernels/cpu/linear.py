@@ -18,17 +18,16 @@ import numpy as np
 from numba import njit
 
 from executor_svc.kernels.cpu.compile import FIRST_ARG, NUM_COUNTERS, claim, kernel, named, num_threads, thread_idx
+from executor_svc.kernels.cpu.exponential import vexp, vtanh
 from executor_svc.kernels.cpu.tile import GROUP_SHIFT, MAX_ROWS, tile_bf16, tile_f32, tile_i8
 from executor_svc.kernels.cpu.vector import (
     LANES,
     load_i64,
-    vexp,
     vload,
     vload_first,
     vsplat,
     vstore,
     vstore_first,
-    vtanh,
 )
 
 PANEL = 32

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from executor_svc.cuda.early import dtype_of, early_work, heads_of
+from executor_svc.cuda.early import early_work, heads_of
 from executor_svc.settings import ExecutorSettings
 from tests.unit.executor_svc.model.tiny import SERVED
 
@@ -29,21 +28,6 @@ def test_heads_are_those_that_the_config_says(config: dict[str, Any], heads: tup
 def test_heads_of_a_saved_config_are_the_models(family: str, tmp_path: Path) -> None:
     config = SERVED[family]()
     assert heads_of(config.to_diff_dict() | config.to_dict()) == (4, 2, 16)
-
-
-@pytest.mark.parametrize(
-    ("asked", "own", "dtype"),
-    [
-        ("auto", "float16", torch.float16),
-        ("auto", "float32", torch.bfloat16),
-        ("auto", None, torch.bfloat16),
-        ("float16", "bfloat16", torch.float16),
-        ("float32", "bfloat16", None),
-    ],
-)
-def test_the_dtype_is_the_one_that_loading_will_choose(asked: str, own: str | None, dtype: torch.dtype | None) -> None:
-    assert dtype_of(asked, {} if own is None else {"dtype": own}) == dtype
-    assert dtype_of(asked, {} if own is None else {"torch_dtype": own}) == dtype
 
 
 def test_on_a_cpu_nothing_is_planned(tmp_path: Path) -> None:
