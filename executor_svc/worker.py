@@ -25,7 +25,7 @@ from executor_svc.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_SWITCH_INTERVAL_S = 2e-4
+SWITCH_INTERVAL_S = 2e-4
 
 
 def _die_with_the_front() -> None:
@@ -57,7 +57,7 @@ def main(pipe_fd: int, lines_fd: int) -> int:
         pipe.send(Frame(FrameKind.PROGRESS, payload=text.encode()))
 
     # Threads that copy and hash ask for the interpreter a thousand times a second; by default each may wait 5 ms for it.
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     started = time.monotonic()
     try:
         folder = prepare_model(settings.model, settings.cache_dir, progress, needs_weights=settings.load_format == "auto")

@@ -24,6 +24,7 @@ from executor_svc.core.batch import BatchState, PackedStep, ScheduledChunk
 from executor_svc.core.plan import BatchLimits, SequenceFailure, StepPlan
 from executor_svc.core.prefix_groups import PrefixGroups, PrefixIndex
 from executor_svc.core.sampling import SamplingParams, SamplingRow
+from executor_svc.core.short_chunks import divide
 from executor_svc.cuda.graph_shapes import StepNumbers
 from executor_svc.cuda.graphs import Replayed, StepGraphs
 from executor_svc.cuda.results import Drawn, HostLogprobs, PendingStep, ResultThread
@@ -191,10 +192,11 @@ class CudaRunner:
 
     def _launch(self, chunks: Sequence[Chunk]) -> Drawn:
         """Queues the work of chunks, from their numbers to the copy of their tokens."""
-        packed = self.batch.pack(chunks)
+        divided = divide(chunks, self.batch.limits.max_num_seqs)
+        packed = self.batch.pack(divided.chunks)
         input_ids = self._input_ids(packed)
         sampled_rows = packed.rows[packed.samples]
-        groups = self._groups(packed)
+        groups = divided.groups(self._groups(packed, divided.num_decodes))
         replayed = self._replay(packed, input_ids, groups)
         if replayed is not None:
             logits, tokens, places = replayed.logits, replayed.tokens, replayed.places
@@ -227,9 +229,9 @@ class CudaRunner:
         input_ids[:num][was_sampled] = -1 - rows[:num][was_sampled]
         return input_ids
 
-    def _groups(self, packed: PackedStep[SamplingParams]) -> PrefixGroups | None:
-        """Decodes that share their first blocks."""
-        num, rows = packed.num_decodes, packed.rows[: packed.num_decodes]
+    def _groups(self, packed: PackedStep[SamplingParams], num: int) -> PrefixGroups | None:
+        """Those of the first num sequences, decodes, that share their first blocks."""
+        rows = packed.rows[:num]
         return self.prefixes.groups(rows, self.batch.tenancies(rows), packed.seq_lens[:num], packed.block_tables[:num])
 
     def _replay(

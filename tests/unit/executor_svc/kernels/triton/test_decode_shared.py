@@ -181,3 +181,19 @@ def test_the_backend_shares_in_mixed_batches_and_not_behind_a_window(window: int
         step.query, step.key, step.value, step.cache, step.batch, scale=0.3, window=window, softcap=None, sinks=None
     )
     torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_ranges", [1, 4])
+def test_tokens_of_one_chunk_see_each_other_and_share_what_is_before_them(num_ranges: int) -> None:
+    """As the executor divides what is left of a long prompt: all keys are written, then each token attends as a decode."""
+    chunk = make_rows_step(Shape(4, 2, 16, 16, 16), [155], [9])
+    wanted, cache = expected(chunk, scale=0.3)
+    batch = dataclasses.replace(
+        chunk.batch,
+        block_tables=chunk.batch.block_tables.repeat(9, 1),
+        cu_seqlens_q=torch.arange(10, dtype=torch.int32),
+        seq_lens=torch.arange(147, 156, dtype=torch.int32),
+        num_decodes=9,
+    )
+    step = share(dataclasses.replace(chunk, cache=cache, batch=batch), [(range(9), 128)])
+    torch.testing.assert_close(decode(step, num_ranges=num_ranges).double(), wanted, atol=2e-5, rtol=1e-4)
