@@ -1,7 +1,7 @@
 """A step while it is being put together: what it may still carry, and what is in it so far."""
 
 from common.ids import BlockId, SeqId
-from scheduler_svc.core.outstanding import PlannedStep
+from scheduler_svc.core.decodes import Decodes
 from scheduler_svc.core.plan import BlockCopy, Chunk, NewSequence, StepPlan
 from scheduler_svc.core.sequence import PlannedChunk, Sequence
 from scheduler_svc.core.step_time import StepWork
@@ -9,6 +9,11 @@ from scheduler_svc.core.step_time import StepWork
 
 class Batch:
     """See the module's first line.
+
+    Attributes:
+        with_blocks: chunks of those of the decodes that got a block for this step.
+        planned: chunks of sequences that are none of the decodes.
+        attached: sequences that begin in this step with a prefix computed by others.
 
     Args:
         step_id: of the plan.
@@ -19,10 +24,11 @@ class Batch:
         self.step_id = step_id
         self.num_tokens_left = num_tokens
         self._num_preferred_left: int | None = None
+        self.with_blocks: dict[SeqId, Chunk] = {}
         self.planned: list[PlannedChunk] = []
+        self.attached: list[Sequence] = []
         self._new_sequences: list[NewSequence] = []
         self._copies: list[BlockCopy] = []
-        self._attached: list[Sequence] = []
         self._chunks: list[Chunk] = []
         self._num_prefill_tokens = self._num_attended = self._num_decodes = self._num_context_tokens = 0
 
@@ -41,26 +47,30 @@ class Batch:
         if copy is not None:
             self._copies.append(copy)
         if sequence.num_planned_tokens:
-            self._attached.append(sequence)
+            self.attached.append(sequence)
 
-    def add_decode(self, sequence: Sequence, num_known_tokens: int) -> None:
-        """Puts the single token that a sequence lacks into the step: add_chunk for what there is hundreds of."""
-        table = sequence.table
-        if table.num_sent < len(table.block_ids):
-            self._chunks.append(Chunk(sequence.seq_id, 1, table.take_unsent(num_known_tokens)))
-        else:
-            self._chunks.append(sequence.decode)
-        self.planned.append(sequence.planned_decode)
-        self.num_tokens_left -= 1
-        self._num_decodes += 1
-        self._num_context_tokens += num_known_tokens
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in it."""
+        return not self._num_decodes and not self.planned
+
+    def add_blocks(self, sequence: Sequence) -> None:
+        """One of the decodes has blocks that the executor does not know."""
+        new_block_ids = sequence.table.take_unsent(sequence.num_known_tokens)
+        self.with_blocks[sequence.seq_id] = Chunk(sequence.seq_id, 1, new_block_ids)
+
+    def add_decodes(self, decodes: Decodes) -> None:
+        """Puts a token of each of them into the step, which is empty."""
+        self._num_decodes = len(decodes)
+        self._num_context_tokens = decodes.num_context_tokens
+        self.num_tokens_left -= len(decodes)
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Puts the next num_tokens known tokens of a sequence into the step. Its blocks are in its table."""
         begin = sequence.num_planned_tokens
         end = begin + num_tokens
         self._chunks.append(Chunk(sequence.seq_id, num_tokens, sequence.table.take_unsent(end)))
-        self.planned.append(PlannedChunk(sequence, sequence.attempt, num_tokens, end == sequence.num_known_tokens))
+        self.planned.append(PlannedChunk(sequence, num_tokens, end == sequence.num_known_tokens))
         self.num_tokens_left -= num_tokens
         if num_tokens == 1:
             self._num_decodes += 1
@@ -73,6 +83,11 @@ class Batch:
 
     def drop(self, sequence: Sequence) -> None:
         """Takes out what the step would have computed for a sequence that was running before and makes room. None is fine."""
+        if sequence.is_decoding:
+            self.num_tokens_left += 1
+            self._num_decodes -= 1
+            self._num_context_tokens -= sequence.num_known_tokens
+            return
         for i, chunk in enumerate(self.planned):
             if chunk.sequence is sequence:
                 del self.planned[i], self._chunks[i]
@@ -109,20 +124,16 @@ class Batch:
         """What the step computes."""
         return StepWork(self._num_prefill_tokens, self._num_attended, self._num_decodes, self._num_context_tokens)
 
-    def plan(self, dropped_seq_ids: list[SeqId]) -> StepPlan:
-        """What the executor is told."""
+    def plan(self, decodes: tuple[Chunk, ...], dropped_seq_ids: list[SeqId]) -> StepPlan:
+        """What the executor is told; decodes: their chunks."""
         return StepPlan(
             step_id=self.step_id,
             dropped_seq_ids=tuple(dropped_seq_ids),
             new_sequences=tuple(self._new_sequences),
             block_copies=tuple(self._copies),
-            chunks=tuple(self._chunks),
+            chunks=(*decodes, *self._chunks) if self._chunks else decodes,
             work=self.work(),
         )
-
-    def step(self) -> PlannedStep:
-        """What has to be settled when the result comes."""
-        return PlannedStep(self.step_id, self.planned, self._attached)
 
 
 def _num_attended(begin: int, num_tokens: int) -> int:

@@ -80,6 +80,15 @@ class SavePlan:
     blocks: tuple[KeyedBlock, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SampleId:
+    """Which sample of which request: what is the same in all news of a sequence."""
+
+    request_id: RequestId
+    seq_id: SeqId
+    index: int
+
+
 class SampledToken(NamedTuple):
     """A token that the executor drew."""
 

@@ -1,7 +1,12 @@
 """The sequences in the batch, in order of rank, and the blocks they hold on the device.
 
 The only place that changes block tables: a sequence gets its blocks in start and grow, and gives them back in stop. Knows the
-pool and what the executor has to be told about ends. Does not decide who runs.
+pool and what the executor has to be told about ends. Does not decide who runs. Everybody in it is one of
+
+    decodes     lack one token, and get it in every step
+    begun       lack more: the rest of a prompt
+    stalled     lack one token and the block for it
+    the rest    lack none: the results to come bring their last tokens
 """
 
 import bisect
@@ -12,6 +17,8 @@ from collections.abc import Sequence as Seq
 from common.ids import BlockId, SeqId
 from scheduler_svc.core.attachment import Attachment
 from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.decodes import Decodes
+from scheduler_svc.core.outstanding import OutstandingSteps
 from scheduler_svc.core.plan import BlockCopy
 from scheduler_svc.core.prefix_index import PrefixIndex
 from scheduler_svc.core.sequence import Sequence
@@ -22,16 +29,20 @@ class RunningSet:
 
     Args:
         pool: of the device.
+        outstanding: steps in flight.
         block_size: tokens per block.
         max_sequences: how many may run.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, max_sequences: int):
+    def __init__(self, pool: BlockPool, outstanding: OutstandingSteps, block_size: int, max_sequences: int):
+        self.decodes = Decodes(block_size)
+        self.begun: list[Sequence] = []
+        """In order of rank."""
+        self._stalled: list[Sequence] = []
         self._pool = pool
+        self._outstanding = outstanding
         self._block_size = block_size
         self.max_sequences = max_sequences
-        self.num_with_target = 0
-        """Sequences whose request has a target for the time between its tokens."""
         self._sequences: list[Sequence] = []
         self._dropped: list[SeqId] = []
 
@@ -117,10 +128,38 @@ class RunningSet:
         sequence.become_running(shared + block_ids, len(shared), attachment.num_tokens)
         pool.index.promise(sequence.keys[sequence.num_listed :], sequence.seq_id)
         bisect.insort(self._sequences, sequence, key=_rank)
-        self.num_with_target += sequence.request.tpot_target_s is not None
         sequence.account.num_running += 1
         sequence.account.num_blocks += len(sequence.table.block_ids)
         return None if attachment.copy_source is None else BlockCopy(attachment.copy_source, block_ids[0])
+
+    def short_of_blocks(self) -> list[Sequence]:
+        """Those whose next token may need a block, or the executor's hearing of one; in order of rank."""
+        due = self.decodes.due()
+        return sorted(due + self._stalled, key=_rank) if self._stalled else due
+
+    def stall(self, sequence: Sequence) -> None:
+        """There is no block for a sequence that decodes."""
+        if sequence.is_decoding:
+            self.decodes.leave(sequence, self._outstanding.planned_step_id)
+            self._stalled.append(sequence)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """It has its block."""
+        if not sequence.is_decoding:
+            self._stalled.remove(sequence)
+            self.decodes.join(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """A step was planned with a chunk of a sequence that is none of the decodes."""
+        num_missing = sequence.num_known_tokens - sequence.num_planned_tokens
+        if num_missing > 1:
+            if sequence not in self.begun:
+                bisect.insort(self.begun, sequence, key=_rank)
+            return
+        if sequence in self.begun:
+            self.begun.remove(sequence)
+        if num_missing == 1 and sequence.num_known_tokens < sequence.max_known_tokens:
+            self.decodes.join(sequence)
 
     def grow(self, sequence: Sequence) -> bool:
         """Appends a block, right behind the last one if that is free.
@@ -137,8 +176,13 @@ class RunningSet:
 
     def stop(self, sequence: Sequence) -> None:
         """Takes a sequence's blocks. The executor hears of it with the next plan, even if the sequence failed there."""
+        if sequence.is_decoding:
+            self.decodes.leave(sequence, self._outstanding.planned_step_id)
+        elif sequence in self.begun:
+            self.begun.remove(sequence)
+        elif sequence in self._stalled:
+            self._stalled.remove(sequence)
         self._sequences.remove(sequence)
-        self.num_with_target -= sequence.request.tpot_target_s is not None
         sequence.account.num_running -= 1
         sequence.account.num_blocks -= len(sequence.table.block_ids)
         self._pool.index.withdraw(sequence.keys[sequence.num_listed :], sequence.seq_id)
@@ -180,9 +224,15 @@ class RunningSet:
         Args:
             num_other_refs: references by others.
         """
+        self.decodes.check_integrity()
         num_refs = num_other_refs.copy()
         for sequence in self._sequences:
             sequence.check_integrity()
+            num_missing = sequence.num_known_tokens - sequence.num_planned_tokens
+            where = (sequence.is_decoding, sequence in self.begun, sequence in self._stalled)
+            is_last = sequence.num_known_tokens == sequence.max_known_tokens
+            assert sum(where) == (num_missing > 0 and not (num_missing == 1 and is_last)), f"{num_missing} missing, {where}"
+            assert where[1] == (num_missing > 1), f"sequence {sequence.seq_id} lacks {num_missing} tokens, {where}"
             num_refs.update(sequence.table.block_ids)
             first_written = sequence.num_planned_tokens // self._block_size
             for block_id in sequence.table.block_ids[first_written:]:
@@ -191,6 +241,8 @@ class RunningSet:
         counted = self._pool.referenced()
         assert num_refs == counted, f"references by block are {dict(num_refs)}, counted {counted}"
         assert len(self) <= self.max_sequences, f"{len(self)} sequences run, at most {self.max_sequences} may"
+        begun = [sequence.rank for sequence in self.begun]
+        assert begun == sorted(begun), f"begun sequences are out of order: {begun}"
         ranks = [sequence.rank for sequence in self._sequences]
         assert ranks == sorted(ranks), f"running sequences are out of order: {ranks}"
         owners = set(self._pool.index.promised_by().values()) - {None}

@@ -8,7 +8,8 @@ executors. One Scheduler per executor; the shell drives it:
 Run-ahead: schedule may be called again before apply of the step before. A decode that is planned on top of an unapplied
 step counts on a token that only the executor knows; if apply finds that the sequence had ended, the extra token is discarded.
 
-What runs: step_planner.py. Who holds which blocks: running_set.py, block_pool.py. What came before: outstanding.py.
+A step: step_planner.py fills a batch (batch.py) with the decodes (decodes.py), prompts that were begun and those admitted;
+session.py commits it, results.py takes in what it brings. Who holds which blocks: running_set.py, block_pool.py.
 """
 
 import itertools
@@ -20,28 +21,25 @@ from common.errors import KvPoolTooSmall
 from common.ids import BlockKey, RequestId, SeqId
 from scheduler_svc.core.admission import Admission, AdmissionLimits
 from scheduler_svc.core.batch import Batch
-from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.forecast.wait import Backlog, WaitForecast
-from scheduler_svc.core.outstanding import OutstandingSteps, PlannedStep
 from scheduler_svc.core.plan import LoadPlan, SampledToken, SavePlan, SchedulerStats, SequenceUpdate, StepPlan
 from scheduler_svc.core.policies.fair_share import FairShare
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefill_budget import PrefillBudget, WholeSteps
+from scheduler_svc.core.prefix_loads import PrefixLoads
 from scheduler_svc.core.request import FinishReason, Request
-from scheduler_svc.core.request_state import RequestState
 from scheduler_svc.core.request_table import RequestTable
+from scheduler_svc.core.results import Results
 from scheduler_svc.core.running_set import RunningSet
-from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.session import Session
 from scheduler_svc.core.step_planner import StepPlanner
 from scheduler_svc.core.transfers import Transfers
+from scheduler_svc.core.updates import StepUpdates
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
 __all__ = ["Scheduler", "SchedulerConfig"]
-
-_FIRST_MEAN_OUTPUT_TOKENS = 128.0
-_MEAN_WEIGHT = 0.02
 
 
 class Scheduler:
@@ -69,25 +67,22 @@ class Scheduler:
         )
         self._waits = waits
         self._deadlines = Deadlines()
-        self._mean_output_tokens = _FIRST_MEAN_OUTPUT_TOKENS
         self._transfers = Transfers()
-        self._loading: dict[int, RequestState] = {}
+        self._loads = PrefixLoads(self._requests, self._waiting, self._transfers, config.block_size)
+        self._results = Results(self._requests, self._waiting, self._admission, saves_blocks=config.save_blocks)
         self._planner = StepPlanner(
             config, self._requests, self._waiting, self._admission, self._policy, prefill_budget or WholeSteps()
         )
-        self._num_discarded_tokens = 0
         self._start_session()
 
     def _start_session(self) -> None:
-        """All blocks are free and the executor knows nothing."""
-        config = self.config
-        self._pool = BlockPool(config.num_blocks)
-        max_running = min(config.max_num_seqs, config.max_num_batched_tokens)  # so that decodes leave room for all
-        self._running = RunningSet(self._pool, config.block_size, max_running)
+        self._session = Session(self.config)
+        self._pool = self._session.pool
         self._transfers.restart(self._pool)
-        self._outstanding = OutstandingSteps()
-        self._planned_step = 0
-        self._applied_step = 0
+
+    @property
+    def _running(self) -> RunningSet:
+        return self._session.running
 
     def add(self, request: Request) -> tuple[SeqId, ...]:
         """Queues a request.
@@ -133,7 +128,7 @@ class Scheduler:
             num_blocks=config.num_blocks,
             num_used_blocks=self._pool.num_used,
             block_size=config.block_size,
-            num_output_tokens=self._mean_output_tokens,
+            num_output_tokens=self._results.mean_output_tokens,
         )
         return self._waits.expected_wait_s(backlog, len(request.prompt_token_ids))
 
@@ -147,14 +142,14 @@ class Scheduler:
         if state is None:
             return False
         for sequence in list(state.sequences):
-            self._end(sequence)
+            self._results.end(self._session, sequence)
         return True
 
     def finish_sequence(self, seq_id: SeqId) -> None:
         """Ends one sample because of its text (a stop string). No update follows. Unknown or ended ids are fine."""
         sequence = self._requests.sequence(seq_id)
         if sequence is not None:
-            self._end(sequence)
+            self._results.end(self._session, sequence)
 
     def num_device_tokens(self, root_key: BlockKey, prompt_keys: Seq[BlockKey]) -> int:
         """Tokens of a prompt that are on the device now, for placement. Changes nothing."""
@@ -163,8 +158,8 @@ class Scheduler:
     @property
     def num_prefill_tokens_ahead(self) -> int:
         """Prompt tokens that are computed before a request that comes now: of steps under way and of prompts that were begun."""
-        begun = (sequence.num_known_tokens - sequence.num_planned_tokens for sequence in self._running)
-        planned = (chunk.num_tokens for step in self._outstanding for chunk in step.chunks)
+        begun = (sequence.num_known_tokens - sequence.num_planned_tokens for sequence in self._running.begun)
+        planned = (chunk.num_tokens for step in self._session.outstanding for chunk in step.chunks)
         return sum(n for n in itertools.chain(begun, planned) if n > 1)
 
     @property
@@ -186,14 +181,7 @@ class Scheduler:
         Empty when the request is not waiting any more, or when the first of them is being computed or loaded for another. A
         block whose last token is the prompt's last token is left out: at least one token has to be computed.
         """
-        state = self._requests.get(request_id)
-        if state is None or not state.is_queued or state.load_id is not None:
-            return ()
-        keys = self._loadable_keys(state)
-        num_present = len(self._pool.index.match(keys))
-        if num_present < len(keys) and self._pool.index.is_promised(keys[num_present]):
-            return ()
-        return tuple(keys[num_present:])
+        return self._loads.missing_keys(self._session, request_id)
 
     def begin_load(self, request_id: RequestId, num_blocks: int) -> LoadPlan | None:
         """Takes device blocks for the first num_blocks of missing_keys and holds the request back until end_load.
@@ -201,29 +189,11 @@ class Scheduler:
         Returns:
             None: not waiting any more, nothing to load, or no blocks free now; the request then simply recomputes.
         """
-        keys = self.missing_keys(request_id)[:num_blocks]
-        if not keys:
-            return None
-        state = self._requests.get(request_id)
-        assert state is not None, f"request {request_id} has keys"
-        prefix = self._pool.index.match(self._loadable_keys(state))
-        if not self._running.can_take(len(keys) + self._pool.num_cached_of(prefix)):
-            return None
-        plan = self._transfers.begin_load(prefix, keys, self._applied_step)
-        if plan is not None:
-            state.load_id = plan.load_id
-            self._loading[plan.load_id] = state
-            self._waiting.hold(state.sequences)
-        return plan
+        return self._loads.begin(self._session, request_id, num_blocks)
 
     def end_load(self, load_id: int, num_loaded: int, num_by_tier: dict[str, int]) -> None:
         """The first num_loaded blocks hold the KV of their keys; the others go back. Unknown load ids are fine."""
-        self._transfers.end_load(load_id, num_loaded)
-        state = self._loading.pop(load_id, None)
-        if state is not None:
-            state.load_id = None
-            self._waiting.release(state.sequences)
-            state.loaded_by_tier = {tier: num * self.config.block_size for tier, num in num_by_tier.items() if num}
+        self._loads.end(load_id, num_loaded, num_by_tier)
         self._waiting.wake(self._pool.index)
 
     def schedule(self, now_s: float) -> StepPlan | None:
@@ -232,18 +202,20 @@ class Scheduler:
         Returns:
             None: nothing can run before the next apply, add, end_load or end_save.
         """
-        batch = Batch(self._planned_step + 1, self.config.max_num_batched_tokens)
+        session = self._session
+        planned_step_id = session.outstanding.planned_step_id
+        batch = Batch(planned_step_id + 1, self.config.max_num_batched_tokens)
         self._pool.planned_step = batch.step_id
-        self._planner.fill(batch, self._running, now_s)
+        self._planner.fill(batch, session, now_s)
         self._pool.release(batch.copy_sources)
-        if not batch.planned:
-            self._pool.planned_step = self._planned_step
+        if batch.is_empty:
+            self._pool.planned_step = planned_step_id
             return None
-        self._commit(batch)
+        step = session.commit(batch)
         self._waiting.wake(self._pool.index)
-        return batch.plan(self._running.take_dropped())
+        return batch.plan(step.decodes.chunks, session.running.take_dropped())
 
-    def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> list[SequenceUpdate]:
+    def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> StepUpdates:
         """Takes in a step's result; steps come back in the order of their plans.
 
         Args:
@@ -254,38 +226,9 @@ class Scheduler:
         Raises:
             ValueError: the result of another step is due.
         """
-        step = self._outstanding.pop(step_id)
-        self._applied_step = step_id
-        token_ids = dict(sampled)
-        updates = []
-        failures = dict(errors)
-        void: set[SeqId] = set()
-        saves_blocks = self.config.save_blocks
-        for sequence, attempt, num_tokens, is_sampling in step.chunks:
-            token_id = token_ids.get(sequence.seq_id) if is_sampling else None
-            status = sequence.status
-            if status is SequenceStatus.FINISHED or sequence.attempt != attempt:
-                self._num_discarded_tokens += token_id is not None
-                void.add(sequence.seq_id)
-                continue
-            sequence.num_in_flight_steps -= 1
-            sequence.num_in_flight_tokens -= is_sampling
-            if errors and sequence.seq_id in errors:
-                continue
-            if status is SequenceStatus.RUNNING:
-                sequence.num_applied_tokens += num_tokens
-                if saves_blocks:
-                    self._running.offer_saves(sequence)
-            if token_id is not None:
-                updates.append(self._take_token(sequence, token_id))
-            elif is_sampling:
-                failures[sequence.seq_id] = f"the executor returned no token in step {step_id}"
-        for seq_id, message in failures.items():
-            self._void_blocks(step, seq_id)
-            failed = self._requests.sequence(seq_id)
-            if failed is not None and seq_id not in void:
-                self._end(failed)
-                updates.append(failed.update(finish_reason=FinishReason.ERROR, error_message=message))
+        step = self._session.outstanding.pop(step_id)
+        token_ids = {seq_id: token_id for seq_id, token_id in sampled}  # noqa: C416  # dict() takes three times as long for such tuples
+        updates = self._results.apply(self._session, step, token_ids, errors)
         self._waiting.wake(self._pool.index)
         return updates
 
@@ -303,7 +246,7 @@ class Scheduler:
             if not _is_due(state.request, reason, now_s):  # another request of the same id
                 continue
             for sequence in list(state.sequences):
-                self._end(sequence)
+                self._results.end(self._session, sequence)
                 updates.append(sequence.update(finish_reason=reason))
         return updates
 
@@ -348,15 +291,9 @@ class Scheduler:
 
     def reset(self) -> None:
         """The executor is gone with all KV: every running sequence goes back to the queue, keeping its place and its tokens."""
-        for state in self._loading.values():
-            state.load_id = None
-            self._waiting.release(state.sequences)
-        self._loading.clear()
+        self._loads.give_up()
         for sequence in self._requests.sequences():
-            sequence.void_steps()
-            if sequence.status is SequenceStatus.RUNNING:
-                self._running.stop(sequence)
-                self._waiting.insert(sequence)
+            self._results.replay(self._session, sequence)
         self._start_session()
 
     def drain(self) -> list[Request]:
@@ -364,7 +301,7 @@ class Scheduler:
         states = [state for state in self._requests if state.is_queued]
         for state in states:
             for sequence in list(state.sequences):
-                self._end(sequence)
+                self._results.end(self._session, sequence)
         return [state.request for state in states]
 
     def evacuate(self) -> list[Request]:
@@ -374,7 +311,7 @@ class Scheduler:
             generated: list[tuple[int, ...] | None] = [None] * state.request.n
             for sequence in list(state.sequences):
                 generated[sequence.index] = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-                self._end(sequence)
+                self._results.end(self._session, sequence)
             deadline_s = state.request.queue_deadline_s if state.is_queued else None  # of the first place in a batch
             requests.append(replace(state.request, generated=tuple(generated), queue_deadline_s=deadline_s))
         return requests
@@ -404,7 +341,7 @@ class Scheduler:
             kv_waste_ratio=self._running.num_empty_slots / max(1, pool.num_used * self.config.block_size),
             num_preemptions=self._planner.num_preemptions,
             num_recomputed_tokens=self._planner.num_recomputed_tokens,
-            num_discarded_tokens=self._num_discarded_tokens,
+            num_discarded_tokens=self._results.num_discarded_tokens,
             cached_tokens_by_tier=dict(self._planner.cached_tokens_by_tier),
         )
 
@@ -421,69 +358,6 @@ class Scheduler:
         assert len(queued) == self._admission.num_requests, f"{len(queued)} queued, counted {self._admission.num_requests}"
         num_tokens = sum(len(state.request.prompt_token_ids) for state in queued)
         assert num_tokens == self._admission.num_tokens, f"{num_tokens} tokens queued, counted {self._admission.num_tokens}"
-
-    def _commit(self, batch: Batch) -> None:
-        """The step is planned: what it computes may be built on by the next."""
-        step = batch.step()
-        for sequence, _, num_tokens, is_sampling in batch.planned:
-            sequence.num_planned_tokens += num_tokens
-            sequence.num_in_flight_steps += 1
-            sequence.num_in_flight_tokens += is_sampling
-            if num_tokens == 1:
-                sequence.account.num_decodes += 1
-            if sequence.num_listed < len(sequence.keys):
-                step.listed += [(block_id, sequence) for block_id in self._running.list_blocks(sequence)]
-        self._outstanding.append(step)
-        self._planned_step = batch.step_id
-
-    def _take_token(self, sequence: Sequence, token_id: int) -> SequenceUpdate:
-        reason = sequence.append(token_id)
-        sequence.is_protected = False
-        if sequence.num_listed < len(sequence.keys) and sequence.status is SequenceStatus.RUNNING:
-            listed = self._running.list_blocks(sequence)
-            if self._outstanding.newest is not None:
-                self._outstanding.newest.listed += [(block_id, sequence) for block_id in listed]
-        if reason is None:
-            return SequenceUpdate(sequence.request.request_id, sequence.seq_id, sequence.index, (token_id,))
-        num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
-        self._mean_output_tokens += _MEAN_WEIGHT * (num_output_tokens - self._mean_output_tokens)
-        self._end(sequence)
-        stop_token_id = token_id if reason is FinishReason.STOP else None
-        return sequence.update((token_id,), finish_reason=reason, stop_token_id=stop_token_id)
-
-    def _void_blocks(self, step: PlannedStep, seq_id: SeqId) -> None:
-        """A sequence failed in a step. What later steps built on its blocks is computed again."""
-        for block_id, owner in step.listed:
-            if owner.seq_id == seq_id:
-                self._pool.forget(block_id)
-        for later in self._outstanding:
-            for block_id, _ in later.listed:
-                self._pool.forget(block_id)
-            for sequence in later.attached:
-                self._replay(sequence)
-
-    def _replay(self, sequence: Sequence) -> None:
-        """Goes back to the tokens that are known for certain: steps in flight are void."""
-        if sequence.status is SequenceStatus.FINISHED:
-            return
-        sequence.void_steps()
-        if sequence.status is SequenceStatus.RUNNING:
-            self._running.stop(sequence)
-            self._waiting.insert(sequence)
-
-    def _end(self, sequence: Sequence) -> None:
-        """Takes a sequence out, whatever it is doing; its request too, if it was the last sample."""
-        if sequence.status is SequenceStatus.RUNNING:
-            self._running.stop(sequence)
-        else:
-            self._waiting.remove(sequence)
-        sequence.status = SequenceStatus.FINISHED
-        state = self._requests.remove(sequence)
-        if not state.sequences and state.is_queued:
-            self._admission.count_out(state.request)
-
-    def _loadable_keys(self, state: RequestState) -> list[BlockKey]:
-        return state.prompt_keys[: (len(state.request.prompt_token_ids) - 1) // self.config.block_size]
 
 
 def _is_due(request: Request, reason: FinishReason, now_s: float) -> bool:

@@ -22,6 +22,7 @@ from scheduler_svc.core.prefill_budget import LEAST_QUICK_TOKENS, PrefillBudget
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.running_set import RunningSet
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.session import Session
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
 _MOST_PASSED_OVER = 64
@@ -53,45 +54,34 @@ class StepPlanner:
         self._prefill_budget = prefill_budget
         self._step_s: float | None = None  # that decodes of the step want it to take at most
 
-    def fill(self, batch: Batch, running: RunningSet, now_s: float) -> None:
+    def fill(self, batch: Batch, session: Session, now_s: float) -> None:
         """Puts into an empty batch what runs next. Moves sequences between waiting and running as needed."""
+        running = session.running
         self._policy.begin_step(now_s)
-        begun = self._add_decodes(batch, running)
-        self._step_s = _tightest_target_s(batch) if running.num_with_target else None
+        self._add_decodes(batch, running)
+        self._step_s = running.decodes.tightest_target_s
         batch.prefer(self._prefill_budget.num_tokens(batch.work(), self._admission.num_tokens))
         self._waiting.wake(running.index)
-        for sequence in begun:
-            self._admit(batch, running, now_s, sequence.tier)
+        for sequence in list(running.begun):
+            self._admit(batch, session, now_s, sequence.tier)
             num_tokens = self._num_chunk_tokens(batch, sequence, sequence.num_planned_tokens)
             if num_tokens and sequence.status is SequenceStatus.RUNNING:
                 batch.add_chunk(sequence, num_tokens)
-        self._admit(batch, running, now_s, None)
+        self._admit(batch, session, now_s, None)
 
-    def _add_decodes(self, batch: Batch, running: RunningSet) -> list[Sequence]:
-        """Those that grow may preempt others behind them. One that finds no block is left out of the step.
-
-        Returns:
-            Running sequences that lack more than one token.
-        """
-        begun = []
-        is_running = SequenceStatus.RUNNING
-        for sequence in running:
-            num_known = len(sequence.token_ids) + sequence.num_in_flight_tokens
-            num_missing = num_known - sequence.num_planned_tokens
-            if num_missing != 1:
-                if num_missing:
-                    begun.append(sequence)
-                continue
-            if (
-                num_known == sequence.max_known_tokens  # all its tokens are drawn
-                or batch.num_tokens_left == 0
-                or sequence.status is not is_running
-            ):
+    def _add_decodes(self, batch: Batch, running: RunningSet) -> None:
+        """Those that grow may preempt others behind them. One that finds no block is left out of the step."""
+        for sequence in running.short_of_blocks():
+            if sequence.status is not SequenceStatus.RUNNING:  # preempted for one ahead of it
                 continue
             table = sequence.table
-            if num_known <= len(table.block_ids) * table.block_size or self._grow(sequence, running):
-                batch.add_decode(sequence, num_known)
-        return begun
+            if sequence.num_known_tokens > table.num_slots and not self._grow(sequence, running):
+                running.stall(sequence)
+                continue
+            running.go_on(sequence)
+            if table.num_sent < len(table.block_ids):
+                batch.add_blocks(sequence)
+        batch.add_decodes(running.decodes)
 
     def _num_chunk_tokens(self, batch: Batch, sequence: Sequence, begin: int) -> int:
         """How long the sequence's next chunk is in this step, behind tokens that are computed; 0: it has to wait."""
@@ -121,11 +111,11 @@ class StepPlanner:
         self.num_preemptions += 1
         self.num_recomputed_tokens += victim.num_planned_tokens
         running.stop(victim)
-        victim.is_protected = True
+        victim.protect()
         victim.num_preemptions += 1
         self._waiting.insert(victim)
 
-    def _admit(self, batch: Batch, running: RunningSet, now_s: float, before_tier: int | None) -> None:
+    def _admit(self, batch: Batch, session: Session, now_s: float, before_tier: int | None) -> None:
         """Waiting sequences in order, as far as tokens, places and blocks last.
 
         One that waits for what others compute is set aside; one that lacks blocks, or whose steps from before a preemption
@@ -133,15 +123,15 @@ class StepPlanner:
 
         Args:
             batch: to add to.
-            running: to take them into.
+            session: to take them into.
             now_s: the time.
             before_tier: only tiers more urgent than this; None: all.
         """
-        num_passed_over = 0
+        running, num_passed_over = session.running, 0
         while (sequence := self._policy.first()) is not None:
             if before_tier is not None and sequence.tier >= before_tier:
                 return
-            if sequence.num_in_flight_steps:
+            if session.outstanding.have(sequence):
                 return
             if (batch.num_tokens_left == 0 or running.is_full) and not running.has_behind_tier(sequence.claim):
                 return
@@ -150,7 +140,7 @@ class StepPlanner:
             if isinstance(found, Awaited):
                 self._waiting.let_wait(sequence, found.key)
                 num_passed_over += 1
-                if num_passed_over >= _MOST_PASSED_OVER and batch.planned:
+                if num_passed_over >= _MOST_PASSED_OVER and not batch.is_empty:
                     return
                 continue
             if batch.makes(found.copy_source):
@@ -184,8 +174,3 @@ class StepPlanner:
         batch.drop(victim)
         self._preempt(victim, running)
         return True
-
-
-def _tightest_target_s(batch: Batch) -> float | None:
-    targets = (chunk.sequence.request.tpot_target_s for chunk in batch.planned)
-    return min((target_s for target_s in targets if target_s is not None), default=None)

@@ -107,7 +107,7 @@ class CallEncoder:
         return _call(digests.of_plan(plan), schedule=pb.Schedule(now_s=now_s))
 
     def apply(
-        self, step_id: int, sampled: Sequence[SampledToken], failed: Iterable[SeqId], updates: Sequence[SequenceUpdate]
+        self, step_id: int, sampled: Sequence[SampledToken], failed: Iterable[SeqId], updates: Iterable[SequenceUpdate]
     ) -> pb.Call:
         """Scheduler.apply."""
         apply = pb.Apply(step_id=step_id, failed_seq_ids=failed)

@@ -17,6 +17,7 @@ from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step_time import StepWork
+from scheduler_svc.core.updates import StepUpdates
 from scheduler_svc.recording.recorder import Recording
 
 
@@ -73,7 +74,7 @@ class RecordedScheduler(Scheduler):
         self._note(self._encode.schedule, now_s, plan)
         return plan
 
-    def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> list[SequenceUpdate]:
+    def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> StepUpdates:
         """See Scheduler."""
         updates = super().apply(step_id, sampled, errors)
         self._note(self._encode.apply, step_id, sampled, tuple(errors), updates)

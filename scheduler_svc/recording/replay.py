@@ -3,7 +3,7 @@
 The core is the production one. It gets substitutes for tokens (outlines.py) and numbers for ids, which change no decision.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from common.errors import OctavoError
@@ -231,7 +231,7 @@ class Replay:
             self._forget(request.request_id)
         return digests.of_requests([int(request.request_id) for request in requests], requests)
 
-    def _seen(self, updates: list[SequenceUpdate]) -> Digests:
+    def _seen(self, updates: Iterable[SequenceUpdate]) -> Digests:
         for update in updates:
             if update.finish_reason is not None:
                 self._request_of.pop(update.seq_id, None)

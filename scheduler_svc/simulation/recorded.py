@@ -12,13 +12,14 @@ from common.ids import SeqId
 from octavo.recording.v1 import recording_pb2 as pb
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.forecast.wait import WaitForecast
-from scheduler_svc.core.plan import SampledToken, SequenceUpdate
+from scheduler_svc.core.plan import SampledToken
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefill_budget import PrefillBudget
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step_time import StepWork
+from scheduler_svc.core.updates import StepUpdates
 from scheduler_svc.core_maker import parts
 from scheduler_svc.recording.reader import RecordingFile
 from scheduler_svc.recording.replay import Replay, work_of
@@ -122,7 +123,7 @@ class _WatchedScheduler(Scheduler):
         self.seen[request.request_id] = Served(arrival)
         return seq_ids
 
-    def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> list[SequenceUpdate]:
+    def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> StepUpdates:
         """See Scheduler."""
         updates = super().apply(step_id, sampled, errors)
         for update in updates:

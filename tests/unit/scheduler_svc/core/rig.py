@@ -116,7 +116,7 @@ class Rig:
         """Runs the oldest plan and applies its result: the latest moment at which an executor could have run it."""
         plan = self.plans.popleft()
         sampled, errors = self.executor.run(plan)
-        updates = self.scheduler.apply(plan.step_id, sampled, errors)
+        updates = list(self.scheduler.apply(plan.step_id, sampled, errors))
         self.take(updates)
         return updates
 

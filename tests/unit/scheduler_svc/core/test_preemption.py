@@ -11,8 +11,9 @@ from tests.unit.scheduler_svc.core.rig import ROOT
 def make_sequence(number: int, num_planned_tokens: int, *, is_protected: bool = False) -> Sequence:
     request = Request(RequestId("r"), (1,), SamplingParams(), StopConditions(9), ROOT, 0.0)
     sequence = Sequence(SeqId(number), request, 0, (number, 0), [1], [], False, BlockTable(4), 10)
-    sequence.num_planned_tokens = num_planned_tokens
-    sequence.is_protected = is_protected
+    sequence.become_running([], 0, num_planned_tokens)
+    if is_protected:
+        sequence.protect()
     return sequence
 
 

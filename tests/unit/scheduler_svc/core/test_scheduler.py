@@ -157,7 +157,7 @@ def test_missing_token_fails_the_sequence_alone() -> None:
     plan = rig.schedule()
     assert plan is not None
 
-    updates = rig.scheduler.apply(1, [SampledToken(plan.chunks[0].seq_id, 5)], {})
+    updates = list(rig.scheduler.apply(1, [SampledToken(plan.chunks[0].seq_id, 5)], {}))
     assert [update.finish_reason for update in updates] == [None, FinishReason.ERROR]
     assert "no token" in updates[1].error_message
 

@@ -105,6 +105,9 @@ class Machine:
     def running(self) -> list[Sequence]:
         return list(self.scheduler._running)
 
+    def has_steps_in_flight(self, sequence: Sequence) -> bool:
+        return self.scheduler._session.outstanding.have(sequence)
+
     def num_blocks_needed(self, sequence: Sequence) -> int:
         return -(-len(sequence.token_ids) // self.config.block_size)
 

@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**32)
 def check_room_for_urgent(machine: Machine) -> None:
     """Who is first does not wait for a seat or for blocks that a less urgent tier could give."""
     first = machine.policy.first()
-    if first is None or first.num_in_flight_steps:
+    if first is None or machine.has_steps_in_flight(first):
         return
     victims = [s for s in machine.running() if s.tier > first.claim and not s.is_protected]
     if not victims:
@@ -41,7 +41,7 @@ def check_work_conserving(machine: Machine) -> None:
     """A seat and enough blocks are never left while somebody waits."""
     first = machine.policy.first()
     running = machine.running()
-    if first is None or first.num_in_flight_steps or len(running) == machine.config.max_num_seqs:
+    if first is None or machine.has_steps_in_flight(first) or len(running) == machine.config.max_num_seqs:
         return
     num_free = machine.config.num_blocks - sum(len(s.table.block_ids) for s in running)
     assert machine.num_blocks_needed(first) + len(running) > num_free, f"{first.seq_id} could run"

@@ -1,0 +1,30 @@
+"""What a step's result brought, for the edge. Most of it is a token for each of many sequences: that is kept as bare pairs."""
+
+from collections.abc import Iterator
+
+from common.ids import SeqId
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
+
+
+class StepUpdates:
+    """See the module's first line. Iterating gives all of it as updates, in the order of the plan; failures come last.
+
+    Attributes:
+        tokens: one for each sequence that got one, in the order of the plan.
+        ended: of those, whose last token it was: the update that says so.
+        failed: sequences that failed.
+    """
+
+    __slots__ = ("ended", "failed", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[tuple[SampleId, int]] = []
+        self.ended: dict[SeqId, SequenceUpdate] = {}
+        self.failed: list[SequenceUpdate] = []
+
+    def __iter__(self) -> Iterator[SequenceUpdate]:
+        ended = self.ended
+        for sample, token_id in self.tokens:
+            update = ended.get(sample.seq_id)
+            yield SequenceUpdate(sample.request_id, sample.seq_id, sample.index, (token_id,)) if update is None else update
+        yield from self.failed
