@@ -10,6 +10,7 @@ root can compute or guess one: the root carries the model, the layout and the te
 import array
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 import blake3
 
@@ -68,14 +69,23 @@ def chain_keys(root: BlockKey, token_ids: Sequence[int], block_size: int, *, par
     Returns:
         len(token_ids) // block_size keys, in order of position.
     """
-    packed = array.array("I", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    data = memoryview(packed).cast("B")
+    data = _packed(token_ids)
     step = 4 * block_size
-    keys: list[BlockKey] = []
+    keys: list[bytes] = []
     previous: bytes = root if parent is None else parent
     for start in range(0, len(token_ids) // block_size * step, step):
         previous = blake3.blake3(previous + data[start : start + step], key=root).digest()
-        keys.append(BlockKey(previous))
-    return keys
+        keys.append(previous)
+    return cast(list[BlockKey], keys)
+
+
+def next_key(root: BlockKey, token_ids: Sequence[int], parent: BlockKey | None) -> BlockKey:
+    """The key of one full block; as chain_keys, which this is the short way of."""
+    return cast(BlockKey, blake3.blake3((parent or root) + _packed(token_ids), key=root).digest())
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    packed = array.array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

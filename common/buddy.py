@@ -64,12 +64,12 @@ class BuddyAllocator:
         for order in range((num_units - 1).bit_length(), len(self._num_chunks)):
             if self._num_chunks[order]:
                 start = self._lowest(order)
-                break
-        else:
-            # No chunk is long enough, but neighbours that are no buddies may be together.
-            start = self._allocated.find(bytes(num_units))
-            if start < 0:
-                return None
+                self._take_head(start, order, num_units)
+                return start
+        # No chunk is long enough, but neighbours that are no buddies may be together.
+        start = self._allocated.find(bytes(num_units))
+        if start < 0:
+            return None
         self._carve(start, num_units)
         return start
 
@@ -188,6 +188,20 @@ class BuddyAllocator:
         self._carve(start, end - start)
         return Run(start, end - start)
 
+    def _take_head(self, start: int, order: int, num_units: int) -> None:
+        """Takes the first units of a chunk; what is left of it has no free buddies."""
+        self._remove_chunk(start)
+        position, end = start + num_units, start + (1 << order)
+        while position < end:  # each piece is as long as its start is aligned
+            piece = (position & -position).bit_length() - 1
+            self._list_chunk(position, piece)
+            position += 1 << piece
+        if num_units == 1:
+            self._allocated[start] = 1
+        else:
+            self._allocated[start : start + num_units] = b"\1" * num_units
+        self.num_free_units -= num_units
+
     def _carve(self, start: int, num_units: int) -> None:
         """Takes free units out of the chunks that hold them."""
         end = start + num_units
@@ -229,6 +243,9 @@ class BuddyAllocator:
             self._remove_chunk(buddy)
             start = min(start, buddy)
             order += 1
+        self._list_chunk(start, order)
+
+    def _list_chunk(self, start: int, order: int) -> None:
         self._order_at[start] = order
         self._num_chunks[order] += 1
         starts = self._starts[order]

@@ -100,6 +100,22 @@ class BlockPool:
             self._num_refs[block_id] = 1
         return block_ids
 
+    def allocate_one(self, after: BlockId) -> BlockId | None:
+        """What allocate does, for the block that a sequence needs as it goes on."""
+        buddy = self._buddy
+        if not buddy.num_free_units:
+            if not self._cached:
+                return None
+            self._evict([next(iter(self._cached))])
+        if buddy.allocate_at(after + 1):
+            block_id = BlockId(after + 1)
+        else:
+            start = buddy.allocate()
+            assert start is not None, f"{buddy.num_free_units} blocks are free, none was found"
+            block_id = BlockId(start)
+        self._num_refs[block_id] = 1
+        return block_id
+
     def allocate_settled(self, num_blocks: int, applied_step: int) -> list[BlockId] | None:
         """Like allocate, for a transfer that runs beside the steps: only blocks that no unapplied step can touch.
 

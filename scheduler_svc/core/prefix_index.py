@@ -62,6 +62,8 @@ class PrefixIndex:
 
     def withdraw(self, keys: Iterable[BlockKey], owner: SeqId | None) -> None:
         """Ends the owner's promises, kept or not."""
+        if not self._promised:
+            return
         for key in keys:
             if key in self._promised and self._promised[key] == owner:
                 del self._promised[key]
