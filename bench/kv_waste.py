@@ -16,7 +16,6 @@ from pathlib import Path
 from bench.figures import Figures
 from common.block_hash import root_key
 from common.ids import RequestId
-from scheduler_svc.core.plan import SampledToken
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 
@@ -110,7 +109,7 @@ def measure_kv_waste(trace: list[TraceRequest], num_blocks: int, block_size: int
         for chunk in plan.chunks:
             tables[chunk.seq_id] += chunk.new_block_ids
         # A prompt in chunks draws no token before its last one; the scheduler ignores tokens that it did not ask for.
-        sampled = [SampledToken(chunk.seq_id, 1) for chunk in plan.chunks]
+        sampled = {chunk.seq_id: 1 for chunk in plan.chunks}
         for update in scheduler.apply(plan.step_id, sampled, {}):
             if update.finish_reason is not None:
                 table = tables.pop(update.seq_id)

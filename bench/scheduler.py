@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from common.block_hash import root_key
 from common.ids import RequestId
-from scheduler_svc.core.plan import SampledToken
 from scheduler_svc.core.policies.fair_share import FairShare
 from scheduler_svc.core.policies.fcfs import Fcfs
 from scheduler_svc.core.policies.policy import Policy
@@ -53,9 +52,9 @@ def measure(scheduler: Scheduler, now_s: float) -> tuple[float, float]:
             plan = scheduler.schedule(now_s)
             schedule_s += time.thread_time() - began
             assert plan is not None
-            sampled = [SampledToken(chunk.seq_id, 7) for chunk in plan.chunks]
+            token_ids = {chunk.seq_id: 7 for chunk in plan.chunks}
             began = time.thread_time()
-            scheduler.apply(plan.step_id, sampled, {})
+            scheduler.apply(plan.step_id, token_ids, {})
             apply_s += time.thread_time() - began
         schedules.append(schedule_s / STEPS_PER_ROUND * 1e6)
         applies.append(apply_s / STEPS_PER_ROUND * 1e6)
@@ -72,7 +71,7 @@ def loaded(scheduler: Scheduler, num_waiting: int) -> float:
         now_s += 0.02
         plan = scheduler.schedule(now_s)
         assert plan is not None
-        scheduler.apply(plan.step_id, [SampledToken(chunk.seq_id, 7) for chunk in plan.chunks], {})
+        scheduler.apply(plan.step_id, {chunk.seq_id: 7 for chunk in plan.chunks}, {})
     return now_s
 
 

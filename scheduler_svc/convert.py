@@ -1,6 +1,7 @@
 """Plans of the core to messages of octavo.executor.v1, and results back. Knows both shapes; decides nothing."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from common.ids import SeqId
 from common.patience import Patience
@@ -40,9 +41,9 @@ def save_command(plan: core.SavePlan) -> pb.RunSessionRequest:
     return pb.RunSessionRequest(save_blocks=pb.SaveBlocks(save_id=plan.save_id, blocks=_keyed_blocks(plan.blocks)))
 
 
-def sampled_tokens(result: pb.StepResult) -> list[core.SampledToken]:
+def sampled_tokens(result: pb.StepResult) -> dict[SeqId, int]:
     """The tokens of a result, as the core takes them; log probabilities go their own way to the edge."""
-    return [core.SampledToken(SeqId(sampled.seq_id), sampled.token_id) for sampled in result.sampled]
+    return {cast(SeqId, sampled.seq_id): sampled.token_id for sampled in result.sampled}
 
 
 def sequence_errors(result: pb.StepResult) -> dict[SeqId, str]:

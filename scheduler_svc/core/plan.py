@@ -89,13 +89,6 @@ class SampleId:
     index: int
 
 
-class SampledToken(NamedTuple):
-    """A token that the executor drew."""
-
-    seq_id: SeqId
-    token_id: int
-
-
 @dataclass(slots=True)
 class SequenceUpdate:
     """News of one sample for the edge.

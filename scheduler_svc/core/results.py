@@ -114,11 +114,10 @@ class Results:
         for output, token in zip(rows.outputs, tokens, strict=True):
             output.append(token)
         updates.tokens += zip(rows.samples, tokens, strict=True)
-        for sequence in decodes.completing:
-            if sequence not in void:
-                sequence.extend_keys()
-                if sequence.status is SequenceStatus.RUNNING:
-                    session.list_blocks(sequence)
+        completing = [sequence for sequence in decodes.completing if sequence not in void]
+        for sequence in completing:
+            sequence.extend_keys()
+        session.running.list_blocks(sequence for sequence in completing if sequence.status is SequenceStatus.RUNNING)
         ended = {rows.seq_ids.index(sequence.seq_id) for sequence in decodes.last if sequence not in void}
         stops = list(map(contains, rows.stops, tokens))
         if True in stops:
@@ -157,7 +156,7 @@ class Results:
             return
         reason = sequence.append(token_id)
         if sequence.status is SequenceStatus.RUNNING:
-            session.list_blocks(sequence)
+            session.running.list_blocks([sequence])
         updates.tokens.append((sequence.sample, token_id))
         if reason is not None:
             updates.ended[seq_id] = self._finish(session, sequence, token_id, reason)

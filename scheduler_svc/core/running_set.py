@@ -11,7 +11,7 @@ pool and what the executor has to be told about ends. Does not decide who runs. 
 
 import bisect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from common.ids import BlockId, SeqId
@@ -44,6 +44,7 @@ class RunningSet:
         self._block_size = block_size
         self.max_sequences = max_sequences
         self._sequences: list[Sequence] = []
+        self._ranks: list[tuple[int, tuple[int, int]]] = []
         self._dropped: list[SeqId] = []
 
     def __len__(self) -> int:
@@ -70,7 +71,7 @@ class RunningSet:
 
     def behind(self, sequence: Sequence) -> list[Sequence]:
         """The sequences behind a running one, in order of rank."""
-        return self._sequences[self._sequences.index(sequence) + 1 :]
+        return self._sequences[bisect.bisect_right(self._ranks, sequence.rank) :]
 
     def has_behind_tier(self, tier: int) -> bool:
         """Whether anybody of a less urgent tier runs."""
@@ -127,7 +128,9 @@ class RunningSet:
         assert block_ids is not None, f"{num_new} blocks were counted on, {pool.num_available} are available"
         sequence.become_running(shared + block_ids, len(shared), attachment.num_tokens)
         pool.index.promise(sequence.keys[sequence.num_listed :], sequence.seq_id)
-        bisect.insort(self._sequences, sequence, key=_rank)
+        place = bisect.bisect_left(self._ranks, sequence.rank)
+        self._ranks.insert(place, sequence.rank)
+        self._sequences.insert(place, sequence)
         sequence.account.num_running += 1
         sequence.account.num_blocks += len(sequence.table.block_ids)
         return None if attachment.copy_source is None else BlockCopy(attachment.copy_source, block_ids[0])
@@ -167,10 +170,11 @@ class RunningSet:
         Returns:
             False: there is none.
         """
-        block_ids = self._pool.allocate(1, after=sequence.table.block_ids[-1])
-        if block_ids is None:
+        block_ids = sequence.table.block_ids
+        block_id = self._pool.allocate_one(after=block_ids[-1])
+        if block_id is None:
             return False
-        sequence.table.block_ids += block_ids
+        block_ids.append(block_id)
         sequence.account.num_blocks += 1
         return True
 
@@ -182,7 +186,8 @@ class RunningSet:
             self.begun.remove(sequence)
         elif sequence in self._stalled:
             self._stalled.remove(sequence)
-        self._sequences.remove(sequence)
+        place = bisect.bisect_left(self._ranks, sequence.rank)
+        del self._ranks[place], self._sequences[place]
         sequence.account.num_running -= 1
         sequence.account.num_blocks -= len(sequence.table.block_ids)
         self._pool.index.withdraw(sequence.keys[sequence.num_listed :], sequence.seq_id)
@@ -195,20 +200,22 @@ class RunningSet:
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def list_blocks(self, sequence: Sequence) -> list[BlockId]:
-        """Lets others find blocks whose tokens are all known and planned.
-
-        Returns:
-            Those that the index took.
-        """
-        start = sequence.num_listed
-        end = min(len(sequence.keys), sequence.num_planned_tokens // self._block_size)
-        if end <= start:
-            return []
-        sequence.num_listed = end
-        keys, block_ids = sequence.keys[start:end], sequence.table.block_ids[start:end]
-        self._pool.index.withdraw(keys, sequence.seq_id)
-        return [block_id for key, block_id in zip(keys, block_ids, strict=True) if self._pool.index.add(key, block_id)]
+    def list_blocks(self, sequences: Iterable[Sequence]) -> None:
+        """Lets others find blocks whose tokens are all known and planned, as long as the steps in flight do not fail."""
+        index, newest, size = self._pool.index, self._outstanding.newest, self._block_size
+        for sequence in sequences:
+            start, keys = sequence.num_listed, sequence.keys
+            if start >= len(keys):
+                continue
+            end = min(len(keys), sequence.num_planned_tokens // size)
+            if end <= start:
+                continue
+            sequence.num_listed = end
+            index.withdraw(keys[start:end], sequence.seq_id)
+            block_ids = sequence.table.block_ids
+            for position in range(start, end):
+                if index.add(keys[position], block_ids[position]) and newest is not None:
+                    newest.listed.append((block_ids[position], sequence))
 
     def offer_saves(self, sequence: Sequence) -> None:
         """Offers the store what is computed for certain. A block whose content has another block in the index is left out."""
@@ -244,7 +251,7 @@ class RunningSet:
         begun = [sequence.rank for sequence in self.begun]
         assert begun == sorted(begun), f"begun sequences are out of order: {begun}"
         ranks = [sequence.rank for sequence in self._sequences]
-        assert ranks == sorted(ranks), f"running sequences are out of order: {ranks}"
+        assert ranks == self._ranks == sorted(ranks), f"running sequences are out of order: {ranks}"
         owners = set(self._pool.index.promised_by().values()) - {None}
         strangers = owners - {sequence.seq_id for sequence in self._sequences}
         assert not strangers, f"sequences {strangers} made promises and do not run"

@@ -18,7 +18,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from common.block_hash import chain_keys
+from common.block_hash import next_key
 from common.ids import BlockId, BlockKey, SeqId
 from scheduler_svc.core.account import Account
 from scheduler_svc.core.block_table import BlockTable
@@ -159,12 +159,11 @@ class Sequence:
         return None
 
     def extend_keys(self) -> None:
-        """Names the blocks that its newest token made full."""
-        start = len(self.keys) * self.table.block_size
-        if not self.is_keyed or len(self.token_ids) < start + self.table.block_size:
-            return
-        parent = self.keys[-1] if self.keys else None
-        self.keys += chain_keys(self.request.root_key, self.token_ids[start:], self.table.block_size, parent=parent)
+        """Names the block that its newest token made full, if it did."""
+        keys = self.keys
+        start = len(keys) * self.table.block_size
+        if self.is_keyed and len(self.token_ids) == start + self.table.block_size:
+            keys.append(next_key(self.request.root_key, self.token_ids[start:], keys[-1] if keys else None))
 
     def become_running(self, block_ids: list[BlockId], num_shared: int, num_tokens: int) -> None:
         """It has its blocks; the first num_shared are listed by others, the first num_tokens tokens need not be computed."""

@@ -26,23 +26,14 @@ class Session:
         decodes = running.decodes.advance(batch.step_id, batch.with_blocks)
         step = PlannedStep(batch.step_id, decodes, batch.planned, batch.attached)
         self.outstanding.append(step)
-        for sequence in decodes.filling:
-            self.list_blocks(sequence)
+        running.list_blocks(decodes.filling)
         for sequence, num_tokens, is_sampling in batch.planned:
             sequence.note_planned(num_tokens, batch.step_id, is_sampling=is_sampling)
             if num_tokens == 1:
                 sequence.account.note_decode()
-            self.list_blocks(sequence)
+            running.list_blocks([sequence])
             running.settle(sequence)
         return step
-
-    def list_blocks(self, sequence: Sequence) -> None:
-        """Lets others find blocks whose tokens are all known and planned, as long as the steps in flight do not fail."""
-        if sequence.num_listed < len(sequence.keys):
-            listed = self.running.list_blocks(sequence)
-            newest = self.outstanding.newest
-            if newest is not None:
-                newest.listed += [(block_id, sequence) for block_id in listed]
 
     def void(self, sequence: Sequence) -> None:
         """Steps in flight of a sequence that does not run do not count any more."""

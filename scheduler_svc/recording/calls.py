@@ -4,14 +4,14 @@ One method for each of the core's, with its arguments and what it returned. Runs
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from common.block_hash import chain_keys
 from common.errors import OctavoError
 from common.ids import RequestId, SeqId
 from octavo.recording.v1 import recording_pb2 as pb
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.plan import LoadPlan, SampledToken, SavePlan, SequenceUpdate, StepPlan
+from scheduler_svc.core.plan import LoadPlan, SavePlan, SequenceUpdate, StepPlan
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.step_time import StepWork
 from scheduler_svc.recording import digests
@@ -107,20 +107,20 @@ class CallEncoder:
         return _call(digests.of_plan(plan), schedule=pb.Schedule(now_s=now_s))
 
     def apply(
-        self, step_id: int, sampled: Sequence[SampledToken], failed: Iterable[SeqId], updates: Iterable[SequenceUpdate]
+        self, step_id: int, token_ids: Mapping[SeqId, int], failed: Iterable[SeqId], updates: Iterable[SequenceUpdate]
     ) -> pb.Call:
         """Scheduler.apply."""
         apply = pb.Apply(step_id=step_id, failed_seq_ids=failed)
         taken = {update.seq_id: update for update in updates if update.token_ids}
-        for place, sample in enumerate(sampled):
-            update, chain = taken.get(sample.seq_id), self._drawn.get(sample.seq_id)
+        for place, (seq_id, token_id) in enumerate(token_ids.items()):
+            update, chain = taken.get(seq_id), self._drawn.get(seq_id)
             token = 0  # the sequence had ended: nobody looks at it
             if update is not None and chain is not None:
                 is_stop = update.finish_reason is FinishReason.STOP
-                token = chain.take(sample.token_id, is_stop=is_stop)
+                token = chain.take(token_id, is_stop=is_stop)
                 if is_stop:
                     apply.stops.append(place)
-            apply.seq_ids.append(sample.seq_id)
+            apply.seq_ids.append(seq_id)
             apply.tokens.append(token)
         self._note_ends(updates)
         return _call(digests.of_updates(updates), apply=apply)

@@ -4,13 +4,13 @@ Only calls that change something are told, and the ones whose answer is a decisi
 recording makes the plain objects.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping
 
 from common.errors import OctavoError
 from common.ids import RequestId, SeqId
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.forecast.wait import WaitForecast
-from scheduler_svc.core.plan import LoadPlan, SampledToken, SavePlan, SequenceUpdate, StepPlan
+from scheduler_svc.core.plan import LoadPlan, SavePlan, SequenceUpdate, StepPlan
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefill_budget import PrefillBudget
 from scheduler_svc.core.request import FinishReason, Request
@@ -74,10 +74,10 @@ class RecordedScheduler(Scheduler):
         self._note(self._encode.schedule, now_s, plan)
         return plan
 
-    def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> StepUpdates:
+    def apply(self, step_id: int, token_ids: Mapping[SeqId, int], errors: Mapping[SeqId, str]) -> StepUpdates:
         """See Scheduler."""
-        updates = super().apply(step_id, sampled, errors)
-        self._note(self._encode.apply, step_id, sampled, tuple(errors), updates)
+        updates = super().apply(step_id, token_ids, errors)
+        self._note(self._encode.apply, step_id, token_ids, tuple(errors), updates)
         return updates
 
     def expire(self, now_s: float) -> list[SequenceUpdate]:

@@ -10,7 +10,7 @@ from common.errors import OctavoError
 from common.ids import BlockKey, RequestId, SeqId
 from octavo.recording.v1 import recording_pb2 as pb
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.plan import SampledToken, SequenceUpdate, StepPlan
+from scheduler_svc.core.plan import SequenceUpdate, StepPlan
 from scheduler_svc.core.request import Request, SamplingParams, ServiceClass, StopConditions
 from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler
@@ -190,8 +190,8 @@ class Replay:
             request_id = self._request_of.get(SeqId(apply.seq_ids[place]))
             if request_id is not None:
                 self._stops[request_id].add(apply.tokens[place])
-        sampled = [SampledToken(SeqId(seq_id), token) for seq_id, token in zip(apply.seq_ids, apply.tokens, strict=True)]
-        updates = self.core.apply(apply.step_id, sampled, {SeqId(seq_id): "" for seq_id in apply.failed_seq_ids})
+        token_ids = {SeqId(seq_id): token for seq_id, token in zip(apply.seq_ids, apply.tokens, strict=True)}
+        updates = self.core.apply(apply.step_id, token_ids, {SeqId(seq_id): "" for seq_id in apply.failed_seq_ids})
         return self._seen(updates)
 
     def _expire(self, expire: pb.Expire) -> Digests:

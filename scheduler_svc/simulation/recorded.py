@@ -3,7 +3,7 @@
 Runs the recording through the core, because tokens are counted there. Knows no simulation.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from common.ids import SeqId
 from octavo.recording.v1 import recording_pb2 as pb
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.forecast.wait import WaitForecast
-from scheduler_svc.core.plan import SampledToken
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefill_budget import PrefillBudget
 from scheduler_svc.core.request import Request
@@ -123,9 +122,9 @@ class _WatchedScheduler(Scheduler):
         self.seen[request.request_id] = Served(arrival)
         return seq_ids
 
-    def apply(self, step_id: int, sampled: Seq[SampledToken], errors: dict[SeqId, str]) -> StepUpdates:
+    def apply(self, step_id: int, token_ids: Mapping[SeqId, int], errors: Mapping[SeqId, str]) -> StepUpdates:
         """See Scheduler."""
-        updates = super().apply(step_id, sampled, errors)
+        updates = super().apply(step_id, token_ids, errors)
         for update in updates:
             if update.token_ids and update.index == 0:
                 one = self.seen[update.request_id]

@@ -55,5 +55,5 @@ def test_transfers_keep_the_order_of_their_blocks() -> None:
 
 def test_a_result_gives_tokens_and_errors() -> None:
     result = pb.StepResult(sampled=[pb.SampledToken(seq_id=1, token_id=5)], errors=[pb.SequenceError(seq_id=2, message="bad")])
-    assert convert.sampled_tokens(result) == [core.SampledToken(SeqId(1), 5)]
+    assert convert.sampled_tokens(result) == {1: 5}
     assert convert.sequence_errors(result) == {SeqId(2): "bad"}

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from common.ids import BlockId, BlockKey, SeqId
-from scheduler_svc.core.plan import KeyedBlock, NewSequence, SampledToken, StepPlan
+from scheduler_svc.core.plan import KeyedBlock, NewSequence, StepPlan
 from scheduler_svc.core.request import FinishReason, Request, SamplingParams, StopConditions
 
 VOCAB_SIZE = 50
@@ -92,7 +92,7 @@ class ModelExecutor:
         self.num_computed_tokens = 0
         self.num_block_copies = 0
 
-    def run(self, plan: StepPlan) -> tuple[list[SampledToken], dict[SeqId, str]]:
+    def run(self, plan: StepPlan) -> tuple[dict[SeqId, int], dict[SeqId, str]]:
         """Carries out a step."""
         self.last_step_id += 1
         assert plan.step_id == self.last_step_id
@@ -122,7 +122,7 @@ class ModelExecutor:
                 continue
             live.append(chunk)
             self._write(sequence, chunk.num_tokens)
-        sampled = []
+        sampled: dict[SeqId, int] = {}
         for chunk in live:
             sequence = self.sequences[chunk.seq_id]
             self._check_kv(sequence)  # and no other chunk of the step has overwritten it
@@ -131,7 +131,7 @@ class ModelExecutor:
                 token_id = next_token(sequence.digests[-1], sequence.sampling.seed, num_outputs, sequence.stop)
                 token_id = WRONG_TOKEN if sequence.is_tainted else token_id
                 sequence.append(token_id)
-                sampled.append(SampledToken(chunk.seq_id, token_id))
+                sampled[chunk.seq_id] = token_id
         for seq_id in errors:
             self.failing.discard(seq_id)
             self.failed.add(seq_id)

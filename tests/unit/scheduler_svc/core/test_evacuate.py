@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 from common.ids import RequestId
-from scheduler_svc.core.plan import SampledToken
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 from scheduler_svc.core.scheduler import Scheduler
 from tests.unit.scheduler_svc.core.rig import ROOT, make_config
@@ -19,12 +18,12 @@ def test_another_scheduler_goes_on_where_this_one_was() -> None:
     first, _ = source.add(request("running", n=2))
     plan = source.schedule(0.0)
     assert plan is not None
-    sampled = [SampledToken(chunk.seq_id, 50) for chunk in plan.chunks]
+    sampled = {chunk.seq_id: 50 for chunk in plan.chunks}
     while len(sampled) < 2:  # the second sample shares the first one's prompt and starts a step later
         source.apply(plan.step_id, sampled, {})
         plan = source.schedule(0.0)
         assert plan is not None
-        sampled = [SampledToken(chunk.seq_id, 51) for chunk in plan.chunks]
+        sampled = {chunk.seq_id: 51 for chunk in plan.chunks}
     source.apply(plan.step_id, sampled, {})
     source.finish_sequence(first)
     waiting = request("waiting")
@@ -44,7 +43,7 @@ def test_another_scheduler_goes_on_where_this_one_was() -> None:
     new = plan.new_sequences[0]
     assert (new.token_ids, new.num_prompt_tokens) == ((*PROMPT, 51), len(PROMPT))
     assert new.sampling.seed == 8  # the second sample's
-    updates = target.apply(plan.step_id, [SampledToken(new.seq_id, 52)], {})
+    updates = target.apply(plan.step_id, {new.seq_id: 52}, {})
     assert [(update.index, update.token_ids) for update in updates] == [(1, (52,))]
     assert target.evacuate()[0].generated == (None, (51, 52))
     target.check_integrity()

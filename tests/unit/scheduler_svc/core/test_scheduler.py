@@ -5,7 +5,7 @@ import pytest
 from common.block_hash import chain_keys
 from common.errors import DuplicateRequest, KvPoolTooSmall, QueueFull
 from common.ids import RequestId
-from scheduler_svc.core.plan import Chunk, SampledToken, StepPlan
+from scheduler_svc.core.plan import Chunk, StepPlan
 from scheduler_svc.core.prefill_budget import WholeSteps
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.step_time import StepWork
@@ -147,7 +147,7 @@ def test_result_out_of_order_is_refused() -> None:
     rig.schedule()
 
     with pytest.raises(ValueError, match="step 2, the next one to come is 1"):
-        rig.scheduler.apply(2, [], {})
+        rig.scheduler.apply(2, {}, {})
 
 
 def test_missing_token_fails_the_sequence_alone() -> None:
@@ -157,7 +157,7 @@ def test_missing_token_fails_the_sequence_alone() -> None:
     plan = rig.schedule()
     assert plan is not None
 
-    updates = list(rig.scheduler.apply(1, [SampledToken(plan.chunks[0].seq_id, 5)], {}))
+    updates = list(rig.scheduler.apply(1, {plan.chunks[0].seq_id: 5}, {}))
     assert [update.finish_reason for update in updates] == [None, FinishReason.ERROR]
     assert "no token" in updates[1].error_message
 

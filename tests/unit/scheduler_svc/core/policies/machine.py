@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from common.block_hash import root_key
 from common.ids import RequestId
-from scheduler_svc.core.plan import SampledToken, StepPlan
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.policies import fair_share
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.request import Request, SamplingParams, ServiceClass, StopConditions
@@ -91,8 +91,8 @@ class Machine:
             num_blocks = len(sequence.table.block_ids)
             self.service[self._lane_of[sequence.seq_id]] += fair_share.BLOCK_SECOND * num_blocks * self.step_s
         ends = {chunk.seq_id for chunk in plan.chunks}
-        sampled = [SampledToken(seq_id, 1) for seq_id in ends]
-        for update in self.scheduler.apply(plan.step_id, sampled, {}):
+        token_ids = dict.fromkeys(ends, 1)
+        for update in self.scheduler.apply(plan.step_id, token_ids, {}):
             if update.finish_reason is not None:
                 self._note_stay(update.seq_id)
                 self.longest_run_s = max(self.longest_run_s, self.now_s - self._admitted_at_s[update.seq_id])
