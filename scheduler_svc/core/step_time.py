@@ -12,6 +12,8 @@ _UNITS = (1.0, 1.0, 1.0, 1e-3, 1e-6, 1e-2, 1e-5)
 """Of the features, so that their coefficients are of one magnitude."""
 MANY_PREFILL_TOKENS = 1024
 """Above, a GPU's step is launched kernel by kernel, which takes a small model longer than the device computes."""
+MANY_FEATURE = 2
+"""Which of the features says that there are more."""
 _PRIOR_VARIANCE = 1.0
 _DRIFT = 0.003
 """Standard deviation of a coefficient's change from step to step, relative to it."""

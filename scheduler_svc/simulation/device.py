@@ -43,10 +43,13 @@ class SimulatedExecutor:
 
     def step_s(self, work: StepWork) -> float:
         """How long a step takes."""
-        ratios = self._profile.prefill_ratios if work.num_prefill_tokens else self._profile.decode_ratios
-        seconds = max(1e-6, self._step_times.predict_s(work)) * self._rng.choice(ratios)
+        seconds = max(1e-6, self._step_times.predict_s(work)) * self._rng.choice(self._profile.ratios_of(work))
         self.busy_s += seconds
         return seconds
+
+    def hitch_s(self) -> float:
+        """How long it hesitates before a step."""
+        return self._rng.choice(self._profile.hitches_s)
 
 
 class SimulatedLink:
@@ -67,11 +70,12 @@ class SimulatedLink:
         loop = asyncio.get_running_loop()
         result = pb.StepResult(step_id=command.plan.step_id)
         seconds = self._executor.step_s(self._execute(command.plan, result))
-        arrival_s = loop.time() + self._one_way_s
-        result.timings.idle_s = max(0.0, arrival_s - self._free_at_s)
+        start_s = max(loop.time() + self._one_way_s, self._free_at_s) + self._executor.hitch_s()
+        result.timings.idle_s = start_s - self._free_at_s
         result.timings.forward_s = seconds
-        self._free_at_s = max(arrival_s, self._free_at_s) + seconds
-        loop.call_at(self._free_at_s + self._one_way_s, self._results.put_nowait, result)
+        end_s = start_s + seconds
+        self._free_at_s = end_s + self._profile.between_steps_s
+        loop.call_at(end_s + self._one_way_s, self._results.put_nowait, result)
 
     async def events(self) -> AsyncIterator[pb.RunSessionResponse]:
         """See ExecutorLink."""

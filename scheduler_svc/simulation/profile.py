@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import StartupError
-from scheduler_svc.core.step_time import StepTimeModel
+from scheduler_svc.core.step_time import MANY_PREFILL_TOKENS, StepTimeModel, StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,12 @@ class DeviceProfile:
     Attributes:
         name: for people.
         coefficients: of StepTimeModel.
-        decode_ratios, prefill_ratios: measured to predicted times of steps without and with prompts; each step draws one.
+        decode_ratios, short_prefill_ratios, prefill_ratios: measured to predicted times of steps without prompt tokens, with at
+            most MANY_PREFILL_TOKENS and with more; each step draws one.
         round_trip_s: from a plan's departure to its result, beside the step itself.
+        between_steps_s: from a step's end to the next one's start where its plan is there already.
+        hitches_s: that the executor waits before such a step and says so; each step draws one. Rare and short, but a scheduler
+            that sees them sends its plans earlier, and who comes later waits for more.
         host_step_s, host_token_s: that the scheduler is busy with a step's result, and more with each of its tokens.
         num_blocks, block_size, max_num_seqs, max_num_batched_tokens: see octavo.executor.v1.ExecutorInfo.
     """
@@ -25,8 +29,11 @@ class DeviceProfile:
     name: str
     coefficients: tuple[float, ...]
     decode_ratios: tuple[float, ...] = (1.0,)
+    short_prefill_ratios: tuple[float, ...] = (1.0,)
     prefill_ratios: tuple[float, ...] = (1.0,)
     round_trip_s: float = 0.001
+    between_steps_s: float = 0.0
+    hitches_s: tuple[float, ...] = (0.0,)
     host_step_s: float = 0.0002
     host_token_s: float = 15e-6
     num_blocks: int = 54_000
@@ -37,6 +44,12 @@ class DeviceProfile:
     def step_times(self) -> StepTimeModel:
         """The model of its steps."""
         return StepTimeModel.of(self.coefficients)
+
+    def ratios_of(self, work: StepWork) -> tuple[float, ...]:
+        """Measured to predicted times of steps like this one."""
+        if work.num_prefill_tokens > MANY_PREFILL_TOKENS:
+            return self.prefill_ratios
+        return self.short_prefill_ratios if work.num_prefill_tokens else self.decode_ratios
 
     def with_blocks(self, num_blocks: int | None) -> "DeviceProfile":
         """The same with another pool; None: as it is."""
