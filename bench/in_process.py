@@ -15,7 +15,7 @@ import queue
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ class EngineLoop:
 
         self._executor.submit(convert.plan_command(plan, plan.step_id).plan, self._results.put)
 
-    def _collect(self, plan: "StepPlan") -> "Sequence[SequenceUpdate]":
+    def _collect(self, plan: "StepPlan") -> "Iterable[SequenceUpdate]":
         """Waits for the result of a step and applies it."""
         from scheduler_svc import convert
 
