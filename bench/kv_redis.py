@@ -27,6 +27,7 @@ from common.ids import BlockKey, Epoch
 from common.shm.checksum import checksum
 from common.shm.slab import PAGE_BYTES
 from kvstore_svc.core.block import Layout
+from kvstore_svc.settings import READS_PER_CONNECTION
 from kvstore_svc.tiers.base import StoredBlock
 from kvstore_svc.tiers.redis_tier import RedisConfig, RedisTier
 from kvstore_svc.tiers.redis_value import HEADER_BYTES, redis_key
@@ -36,8 +37,6 @@ from tests.integration.kvstore_svc.redis_server import RedisServer
 CONNECTIONS = (4, 8)
 NUM_BLOCKS = 64
 GIB = 1 << 30
-# Blocks that the store keeps on their way for each connection: one in flight, one behind it.
-READS_PER_CONNECTION = 2
 
 
 @dataclass(frozen=True)

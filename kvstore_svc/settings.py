@@ -19,6 +19,9 @@ from kvstore_svc.tiers.throttled import Throttle
 MAX_SLABS = 4096
 MIN_SEGMENT_BYTES = 64 << 10
 
+# Of Redis: one block on its way, and one behind it, so that a connection need not wait for the event loop.
+READS_PER_CONNECTION = 2
+
 
 class KvStoreSettings(ServiceSettings):
     """Settings of kvstore_svc."""
@@ -99,7 +102,10 @@ class KvStoreSettings(ServiceSettings):
 
     def read_limits(self) -> dict[str, ReadLimits]:
         """How each lower tier is read."""
-        return {"disk": ReadLimits(deadline_s=self.disk_deadline_s), "redis": ReadLimits(deadline_s=self.redis_deadline_s)}
+        return {
+            "disk": ReadLimits(deadline_s=self.disk_deadline_s),
+            "redis": ReadLimits(READS_PER_CONNECTION * self.redis_connections, self.redis_deadline_s),
+        }
 
     def throttles(self) -> list[Throttle]:
         """Tiers that are made slower."""

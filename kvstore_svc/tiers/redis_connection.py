@@ -14,6 +14,7 @@ import enum
 import select
 import socket
 from collections.abc import Sequence
+from math import inf
 from typing import Any, cast
 
 import hiredis
@@ -24,7 +25,7 @@ from redis.retry import Retry
 
 from common.clock import Clock
 from common.errors import StartupError
-from kvstore_svc.tiers.redis_socket import DeadlineSocket, with_deadlines
+from kvstore_svc.tiers.redis_socket import DeadlineSocket, behind, with_deadlines
 
 # All that goes wrong with a server or a network. ValueError: the library decodes what servers say in its handshake.
 FAILURES = (OSError, redis.RedisError, hiredis.HiredisError, ValueError)
@@ -32,6 +33,9 @@ _READ_BYTES = 64 * 1024
 # Of replies that hold no block: longer ones are no answer to anything that is asked here.
 _MAX_REPLY_BYTES = 1 << 20
 _NOT_ENOUGH = object()
+# A connection that has answered just now is asked again without a look at it: for each block that would be one more way into
+# the kernel, and one more turn of the interpreter lock.
+_FRESH_S = 0.001
 
 
 class Fetched(enum.Enum):
@@ -56,6 +60,7 @@ class RedisConnection:
         self._timeout_s = timeout_s
         self._clock = clock
         self._is_aborted = False
+        self._heard_at_s = -inf
         self._socket: DeadlineSocket | None = None
         self._reader = _new_reader()
         self._buffer = memoryview(bytearray(_READ_BYTES))
@@ -65,6 +70,8 @@ class RedisConnection:
         """Whether it is connected and quiet. Something to read before a question was asked is the end, or out of step."""
         if self._socket is None or self._is_aborted:
             return False
+        if self._clock.now() - self._heard_at_s < _FRESH_S:
+            return True
         poll = select.poll()
         poll.register(self._library._sock, select.POLLIN)
         return not poll.poll(0)
@@ -120,17 +127,18 @@ class RedisConnection:
                 replies.append(self._read_reply(sock, deadline_s))
             if self._reader.has_data():
                 raise InvalidResponse("more replies than commands")
+            self._heard_at_s = self._clock.now()
         except BaseException as error:
             self.close()
             if not (is_partial_good and replies and isinstance(error, TimeoutError)):
                 raise
         return replies
 
-    def fetch(self, command: Sequence[bytes], header: memoryview, into: memoryview, *, deadline_s: float) -> Fetched:
+    def fetch(self, command: bytes, header: memoryview, into: memoryview, *, deadline_s: float) -> Fetched:
         """Receives one long string.
 
         Args:
-            command: GET or GETEX.
+            command: GET or GETEX, as it goes over the wire.
             header: the string's first bytes; undefined unless it is a HIT.
             into: the rest of it, likewise.
             deadline_s: of the clock.
@@ -139,8 +147,10 @@ class RedisConnection:
             one of FAILURES; the connection is closed then.
         """
         try:
-            sock = self._ask([_pack([command])], deadline_s)
-            return self._read_string(sock, header, into, deadline_s)
+            sock = self._ask([command], deadline_s)
+            fetched = self._read_string(sock, header, into, deadline_s)
+            self._heard_at_s = self._clock.now()
+            return fetched
         except BaseException:
             self.close()
             raise
@@ -177,19 +187,17 @@ class RedisConnection:
         return reply
 
     def _read_string(self, sock: DeadlineSocket, header: memoryview, into: memoryview, deadline_s: float) -> Fetched:
-        """The reply to GET. Its first line is expected to be the length; what follows is received where it belongs."""
+        """The reply to GET. It is received where it belongs if it is the right one, which its first line tells."""
         wanted = b"$%d\r\n" % (len(header) + len(into))
-        head = memoryview(bytearray(len(wanted) + len(header)))
-        end = num_bytes = 0
-        while end <= 0:
-            num_bytes += sock.receive(head[num_bytes:], deadline_s)
-            end = bytes(head[:num_bytes]).find(b"\r\n")
-            if end <= 0 and num_bytes == len(head):
+        head, tail = memoryview(bytearray(len(wanted) + len(header))), memoryview(bytearray(2))
+        places = [head, into, tail]
+        num_bytes = sock.receive_some(places, deadline_s)
+        while not (line := _line(head[:num_bytes])):
+            if num_bytes >= len(head):
                 raise InvalidResponse(f"no reply to GET: {bytes(head[:64])!r}")
-        line = bytes(head[: end + 2])
+            num_bytes += sock.receive(head[num_bytes:], deadline_s)
         if line == wanted:
-            tail = memoryview(bytearray(2))
-            sock.receive_all([head[num_bytes:], into, tail], deadline_s)
+            sock.receive_all(behind(places, num_bytes), deadline_s)
             header[:] = head[len(wanted) :]
             if bytes(tail) != b"\r\n":
                 raise InvalidResponse("a string does not end where it should")
@@ -242,6 +250,13 @@ def _handshake(library: Any) -> list[tuple[bytes, ...]]:
     if library.db:
         commands.append((b"SELECT", b"%d" % library.db))
     return commands
+
+
+def _line(data: memoryview) -> bytes:
+    """The first line of a reply, with its end; empty: it has none yet."""
+    found = bytes(data)
+    end = found.find(b"\r\n")
+    return found[: end + 2] if end > 0 else b""
 
 
 def _pack(commands: Sequence[Sequence[bytes]]) -> bytes:

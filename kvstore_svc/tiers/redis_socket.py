@@ -30,6 +30,10 @@ class DeadlineSocket(Protocol):
         """Receives at least a byte and returns how many; raises OSError, TimeoutError when it is too late."""
         ...
 
+    def receive_some(self, buffers: Sequence[memoryview], deadline_s: float) -> int:
+        """The same into several buffers, one after the other, as far as there is something to receive."""
+        ...
+
     def receive_all(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
         """Fills buffers one after the other; raises OSError, TimeoutError when it is too late."""
         ...
@@ -59,17 +63,19 @@ class _PlainSocket:
         self._set_timeout(deadline_s)
         return _some(_in_time(self._socket.recv_into, into))
 
-    def receive_all(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
-        left = list(buffers)
-        while left:
-            self._set_timeout(deadline_s)
-            num_bytes = _some(_in_time(self._receive_waiting, left))
-            while left and num_bytes >= len(left[0]):
-                num_bytes -= len(left.pop(0))
-            if left:
-                left[0] = left[0][num_bytes:]
+    def receive_some(self, buffers: Sequence[memoryview], deadline_s: float) -> int:
+        self._set_timeout(deadline_s)
+        return _some(_in_time(self._receive_into, buffers))
 
-    def _receive_waiting(self, buffers: list[memoryview]) -> int:
+    def receive_all(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
+        while buffers:
+            self._set_timeout(deadline_s)
+            buffers = behind(buffers, _some(_in_time(self._receive_waiting, buffers)))
+
+    def _receive_into(self, buffers: Sequence[memoryview]) -> int:
+        return self._socket.recvmsg_into(buffers)[0]
+
+    def _receive_waiting(self, buffers: Sequence[memoryview]) -> int:
         return self._socket.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
 
     def _set_timeout(self, deadline_s: float) -> None:
@@ -96,11 +102,24 @@ class _TlsSocket:
         self._socket.settimeout(_remaining_s(deadline_s, self._clock))
         return _some(self._socket.recv_into(into))
 
+    def receive_some(self, buffers: Sequence[memoryview], deadline_s: float) -> int:
+        return self.receive(buffers[0], deadline_s)
+
     def receive_all(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
         for buffer in buffers:
             start = 0
             while start < len(buffer):
                 start += self.receive(buffer[start:], deadline_s)
+
+
+def behind(buffers: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left to fill when num_bytes have been received."""
+    left = []
+    for buffer in buffers:
+        if num_bytes < len(buffer):
+            left.append(buffer[num_bytes:])
+        num_bytes = max(0, num_bytes - len(buffer))
+    return left
 
 
 def _remaining_s(deadline_s: float, clock: Clock) -> float:

@@ -117,9 +117,12 @@ class RedisTier:
     async def get(self, key: BlockKey, into: memoryview) -> FoundBlock | None:
         """See LowerTier. A value that cannot be the block is removed from the server."""
         header = memoryview(bytearray(HEADER_BYTES))
-        command: tuple[bytes, ...] = (b"GET", redis_key(key))
+        name = redis_key(key)
         if random.random() < _REFRESH_SHARE:
-            command = (b"GETEX", redis_key(key), b"EX", b"%d" % self._config.ttl_s)
+            ttl = b"%d" % self._config.ttl_s
+            command = b"*4\r\n$5\r\nGETEX\r\n$%d\r\n%b\r\n$2\r\nEX\r\n$%d\r\n%b\r\n" % (len(name), name, len(ttl), ttl)
+        else:
+            command = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name)
         fetched, measured = await self._client.transfer(lambda c, until_s: _fetch(c, command, header, into, until_s)) or (
             None,
             b"",
@@ -236,7 +239,7 @@ class RedisTier:
 
 
 def _fetch(
-    connection: RedisConnection, command: Sequence[bytes], header: memoryview, into: memoryview, deadline_s: float
+    connection: RedisConnection, command: bytes, header: memoryview, into: memoryview, deadline_s: float
 ) -> tuple[Fetched, bytes]:
     """Receives a block and hashes it where it came in. Runs on a thread."""
     fetched = connection.fetch(command, header, into, deadline_s=deadline_s)

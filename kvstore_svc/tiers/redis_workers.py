@@ -3,12 +3,15 @@
 Knows threads, a queue, and who may still write to a caller's memory. Does not know commands, blocks or circuit breakers.
 
 A thread takes the next piece of work straight from the queue, and results come back to the event loop in batches: with a way
-through the loop for each block, bandwidth is lost. A caller that is cancelled gets its memory back first: work that has not
-begun never begins; of work that has, the connection is ended and the end of the work awaited.
+through the loop for each block, bandwidth is lost, because the loop and the threads wait for the interpreter lock in turn. While
+results keep coming, and work waits in the queue, the loop looks for them by itself every now and then; it is woken only from
+sleep, or when the queue is empty. A caller that is cancelled gets its memory back first: work that has not begun never begins;
+of work that has, the connection is ended and the end of the work awaited.
 """
 
 import asyncio
 import contextlib
+import enum
 import queue
 import threading
 from collections import deque
@@ -19,6 +22,16 @@ from kvstore_svc.tiers.redis_connection import RedisConnection
 
 T = TypeVar("T")
 _JOIN_S = 1.0
+# Longer, and results would be late; shorter, and there would be none. The loop rounds it up to a millisecond or two.
+_NAP_S = 0.001
+
+
+class _Loop(enum.Enum):
+    """What the event loop does about results that are there."""
+
+    SLEEPS = "nothing, until it is called"
+    NAPS = "it will look soon, by itself"
+    IS_CALLED = "it is about to look"
 
 
 class _Job:
@@ -54,7 +67,9 @@ class RedisWorkers:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._finished: deque[tuple[_Job, Any, Exception | None]] = deque()
-        self._is_waking = False
+        # Written by all without a lock: a call too many does no harm, and _deliver sees to it that there is none too few.
+        self._loop_state = _Loop.SLEEPS
+        self._nap: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
         # Daemons: one that hangs in a name look-up cannot be ended, and must not keep the process.
         self._threads = [threading.Thread(target=self._serve, name=f"redis-{i}", daemon=True) for i in range(num_threads)]
@@ -102,6 +117,8 @@ class RedisWorkers:
         self.drop_queue()
         for _ in self._threads:
             self._jobs.put(None)
+        if self._nap is not None:
+            self._nap.cancel()
         await asyncio.to_thread(self._join)
 
     def _join(self) -> None:
@@ -126,8 +143,9 @@ class RedisWorkers:
             with self._lock:
                 job.connection = None
             self._finished.append((job, value, error))
-            if not self._is_waking:
-                self._is_waking = True
+            state = self._loop_state
+            if state is _Loop.SLEEPS or (state is _Loop.NAPS and self._jobs.empty()):
+                self._loop_state = _Loop.IS_CALLED
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                     self._loop.call_soon_threadsafe(self._deliver)
         connection.close()
@@ -139,8 +157,16 @@ class RedisWorkers:
             return not job.is_abandoned
 
     def _deliver(self) -> None:
-        """Results to their callers, on the event loop."""
-        self._is_waking = False
+        """Results to their callers, on the event loop; again after a nap, until there are none."""
+        if self._nap is not None:
+            self._nap.cancel()
+            self._nap = None
+        # In this order: a thread whose result comes after the look sees that it has to call.
+        self._loop_state = _Loop.SLEEPS
+        if not self._finished:
+            return
+        self._loop_state = _Loop.NAPS
+        self._nap = self._loop.call_later(_NAP_S, self._deliver)
         while self._finished:
             job, value, error = self._finished.popleft()
             if job.ended is not None:
