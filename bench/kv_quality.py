@@ -1,4 +1,4 @@
-"""What smaller keys and values cost in quality: logits of the default model over a rounded cache, beside those over an exact one.
+"""What smaller keys and values gain in bytes and cost in quality: logits over a rounded cache, beside those over an exact one.
 
     python -m bench.kv_quality [MODEL]
 
@@ -9,8 +9,8 @@ what a bfloat16 pool rounds away.
 """
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from executor_svc.kernels import e4m3
 from executor_svc.kernels.batch import AttentionBatch, LayerCache, Rotary
 from executor_svc.kernels.reference import rotate
 from executor_svc.kernels.torch_backend import TorchBackend
-from executor_svc.kvcache.pool import KvPool
+from executor_svc.kvcache.pool import KvPool, KvShape, block_bytes
 from executor_svc.kvcache.stored_form import FORMS, StoredForm, compress, restore, stored_layout
 from executor_svc.model.forward_context import ForwardContext
 from executor_svc.model.load import LoadedModel, load_model, no_rewrites
@@ -73,7 +73,7 @@ def stored_rounding(form: StoredForm) -> Rounding:
         num_tokens, num_heads, head_dim = rows.shape
         # A head's tokens of one block are one "head" of one value per token and dimension.
         heads = rows.bfloat16().view(-1, BLOCK_SIZE, num_heads, head_dim).transpose(1, 2).contiguous()
-        layout = replace(stored_layout([_OneHead(head_dim)], BLOCK_SIZE, torch.bfloat16), native_bytes=2 * BLOCK_SIZE * head_dim)
+        layout = replace(stored_layout([_Layer(1, head_dim)], BLOCK_SIZE, torch.bfloat16), native_bytes=2 * BLOCK_SIZE * head_dim)
         layout = replace(layout, heads=layout.heads[:1])
         blocks = heads.view(-1, BLOCK_SIZE * head_dim).view(torch.uint8)
         found = restore(compress(blocks, form, layout), form, layout).view(torch.bfloat16)
@@ -82,13 +82,25 @@ def stored_rounding(form: StoredForm) -> Rounding:
     return rounded
 
 
-class _OneHead:
-    """As kvcache.pool wants a layer."""
+@dataclass(frozen=True)
+class _Layer:
+    """As kvcache.pool wants a layer whose keys and values are alike."""
 
-    num_kv_heads = 1
+    num_kv_heads: int
+    head_dim_k: int
 
-    def __init__(self, head_dim: int):
-        self.head_dim_k = self.head_dim_v = head_dim
+    @property
+    def head_dim_v(self) -> int:
+        return self.head_dim_k
+
+
+def bytes_of_blocks(layers: Sequence[KvShape]) -> dict[str, int]:
+    """Of one block in each form, by the names of main."""
+    return {
+        "pool bfloat16": block_bytes(layers, BLOCK_SIZE, torch.bfloat16),
+        "pool fp8_e4m3": block_bytes(layers, BLOCK_SIZE, e4m3.E4M3),
+        **{f"stored {name}": stored_layout(layers, BLOCK_SIZE, torch.bfloat16).stored_bytes for name in FORMS},
+    }
 
 
 @torch.inference_mode()
@@ -139,6 +151,12 @@ def main() -> int:
         "pool fp8_e4m3": pool_rounding,
         **{f"stored {name}": stored_rounding(form) for name, form in FORMS.items()},
     }
+    shapes: dict[str, Sequence[KvShape]] = {folder.name: model.layer_specs, "Llama-8B": [_Layer(8, 128)] * 32}
+    for shape, layers in shapes.items():
+        sizes = bytes_of_blocks(layers)
+        for name, num_bytes in sizes.items():
+            figures.add(name, f"block of {BLOCK_SIZE} tokens, {shape}", num_bytes, "bytes", "octavo")
+            figures.add(name, f"blocks that fit, {shape}", sizes["pool bfloat16"] / num_bytes, "x bfloat16", "octavo")
     for name, rounding in roundings.items():
         add_quality(figures, name, exact, logits(model, ids, rounding))
     return 0

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from octavo.scheduler.v1 import admin_service_pb2, admin_service_pb2_grpc
+from tests.e2e.reference import Reference
 from tests.e2e.stack import Stack, StackConfig, running_stack
 
 _NUM_TOKENS = 8
@@ -10,7 +11,7 @@ _MAX_TRIES = 12
 
 
 def test_hits_from_every_tier_at_any_speed_and_after_a_restart_give_the_same_tokens(
-    model_folder: Path, prompts: list[list[int]], tmp_path: Path
+    model_folder: Path, prompts: list[list[int]], reference: Reference, tmp_path: Path
 ) -> None:
     chosen = sorted(prompts, key=len)[-3:]  # 5 % of the time to compute a short one is too little for a load
     disk = ("--disk-dir", str(tmp_path), "--disk-capacity-bytes", str(1 << 30), "--disk-admission-touches", "1")
@@ -19,6 +20,7 @@ def test_hits_from_every_tier_at_any_speed_and_after_a_restart_give_the_same_tok
     config = StackConfig(model_folder, scheduler_flags=off, store_flags=(*disk, "--capacity-bytes", str(128 << 20)))
     with running_stack(config) as stack:
         cold = answers(stack, chosen)
+        assert cold == [reference.generate(prompt, _NUM_TOKENS) for prompt in chosen], "as transformers computes them"
         assert answers(stack, chosen) == cold, "from the device"
         stack.wait_disk_blocks(sum((len(prompt) - 1) // 16 for prompt in chosen))
         stack.flush_device()

@@ -45,3 +45,11 @@ def test_module_paths_in_the_documents_exist() -> None:
     for page in PAGES:
         for path in re.findall(r"`((?:common|octavo|\w+_svc|scripts|tests|bench)/[\w/.]+\.\w+)`", page.read_text()):
             assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+def test_tests_that_the_documents_name_are_there() -> None:
+    for page in PAGES:
+        path = ""
+        for named, test in re.findall(r"`(tests/[\w/]+\.py)?::(\w+)`", page.read_text()):
+            path = named or path  # "::test" alone is of the file before
+            assert re.search(rf"def {test}\(", (ROOT / path).read_text()), f"{page.name}: {path}::{test}"
