@@ -43,6 +43,7 @@ class BlockTraffic:
     Attributes:
         num_arriving_tokens: prompt tokens of requests that are being looked up, and so are in no queue yet.
         no_save_runs: set while no save is under way.
+        all_saved: set while besides no block waits to be saved.
 
     Args:
         step_times: of this executor, learned by whoever sees its steps.
@@ -77,11 +78,14 @@ class BlockTraffic:
         self._num_saves = 0
         self.no_save_runs = asyncio.Event()
         self.no_save_runs.set()
+        self.all_saved = asyncio.Event()
+        self.all_saved.set()
         self._saves = SavePolicy(SaveLimits.of(info.num_blocks, copies_compete=info.backend == "cpu"))
 
     def close(self) -> None:
         """The session is over: nothing more will be heard of what is under way."""
         self.no_save_runs.set()
+        self.all_saved.set()
         self._probes.close()
         self._prefetches.close()
 
@@ -175,6 +179,10 @@ class BlockTraffic:
     def next_save(self, num_outstanding_steps: int, now_s: float) -> pb.RunSessionRequest | None:
         """The command that writes new full blocks to the store, if it is time for that."""
         num_unsaved = self._scheduler.num_unsaved_blocks
+        if num_unsaved == 0 and self._num_saves == 0:
+            self.all_saved.set()
+        else:
+            self.all_saved.clear()
         if self._num_saves >= _MAX_SAVES or not self._saves.should_save(num_unsaved, num_outstanding_steps, now_s):
             return None
         plan = self._scheduler.take_saves(BLOCKS_PER_SAVE)

@@ -249,6 +249,12 @@ class ExecutorDriver:
         if self._link is not None and traffic is not None:
             await traffic.no_save_runs.wait()
 
+    async def all_saved(self) -> None:
+        """Returns when the store has every block that it is to have of this session, or the session is over."""
+        traffic = self._traffic
+        if self._link is not None and traffic is not None:
+            await traffic.all_saved.wait()
+
     # Steps
 
     def _pump(self) -> None:

@@ -149,6 +149,8 @@ class Fleet:
     def remove(self, address: str, drain_s: float) -> None:
         """An executor leaves: it gets no new requests, those that have not begun go to others now, and those that run get time.
 
+        What they leave behind is saved to the store in the same time.
+
         Whoever still runs after that time goes on at another executor, if there is one; else it fails with EXECUTOR_LOST.
 
         Raises:
@@ -170,8 +172,10 @@ class Fleet:
         try:
             async with asyncio.timeout(drain_s):
                 await member.is_empty.wait()
+                await driver.all_saved()
         except TimeoutError:
-            log.warning("executor %s: %d requests did not end in time", driver.address, len(driver.generations))
+            num_requests = len(driver.generations)
+            log.warning("executor %s: not all in time, %d requests left or blocks unsaved", driver.address, num_requests)
         del self._members[driver.address]
         self.move_from(driver)
         if member.session is not None:

@@ -89,6 +89,15 @@ async def test_who_does_not_end_in_time_goes_on_elsewhere_with_the_same_tokens(s
         served.check_integrity()
 
 
+async def test_what_an_executor_has_computed_is_in_the_store_before_it_leaves(serve: Serve, tmp_path: Path) -> None:
+    async with serve(info={"kv_transport": "shm"}, kvstore=f"unix:{tmp_path}/executor-0.sock") as served:
+        (only,) = served.app.engine.drivers
+        await stream_tokens(served, tokens_request(PROMPT, 10))
+        await remove(served, only.address, 30)
+        await until(lambda: not served.app.engine.drivers)
+        assert len(served.fake.stored) == (len(PROMPT) + 9) // 4
+
+
 async def test_a_leaving_executor_gets_nothing_new_and_may_be_asked_to_stay(serve: Serve) -> None:
     async with serve(num_executors=2) as served:
         first, second = served.app.engine.drivers
