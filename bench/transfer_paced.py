@@ -11,7 +11,6 @@ import argparse
 import json
 import queue
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,13 +27,13 @@ from common.cpu_cores import usable_cores
 from common.degraded import DegradedPaths
 from common.ids import BlockId, BlockKey
 from common.patience import Patience
+from common.switch_interval import switch_often
 from executor_svc.clients.kvstore import BlockStoreClient
 from executor_svc.cuda.blocks import CudaBlocks
 from executor_svc.cuda.pinned_slabs import PinnedSlabs
 from executor_svc.kernels.layout import KEYS_AS_ROWS
 from executor_svc.kvcache.cuda_pool import CudaKvPool
 from executor_svc.transfer import Load, LoadDone, Save, SaveDone, TransferThread
-from executor_svc.worker import SWITCH_INTERVAL_S
 from tests.integration.kvstore_svc.store_process import FINGERPRINT, MIB, StoreProcess
 
 LINK_BYTES_PER_S = 55e9
@@ -276,7 +275,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=max(1, min(12, 3 * usable_cores() // 4)), help="that compute checksums")
     options = parser.parse_args()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    switch_often()
     beside_copies(options.num_blocks, options.repeats, options.threads)
     beside_memcpy(min(options.num_blocks, 200), 5, options.threads)
 

@@ -20,12 +20,12 @@ import time
 from common.errors import StartupError
 from common.frames import Frame, FrameKind, FramePipe
 from common.logs import setup_logging
+from common.switch_interval import switch_often
 from executor_svc.model.prepare import prepare_model
 from executor_svc.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-SWITCH_INTERVAL_S = 2e-4
 
 
 def _die_with_the_front() -> None:
@@ -56,8 +56,7 @@ def main(pipe_fd: int, lines_fd: int) -> int:
     def progress(text: str) -> None:
         pipe.send(Frame(FrameKind.PROGRESS, payload=text.encode()))
 
-    # Threads that copy and hash ask for the interpreter a thousand times a second; by default each may wait 5 ms for it.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    switch_often()
     started = time.monotonic()
     try:
         folder = prepare_model(settings.model, settings.cache_dir, progress, needs_weights=settings.load_format == "auto")

@@ -6,6 +6,7 @@ import sys
 from common.errors import StartupError
 from common.logs import setup_logging
 from common.settings import load_settings, log_settings
+from common.switch_interval import switch_often
 from kvstore_svc.app import serve
 from kvstore_svc.settings import KvStoreSettings
 
@@ -16,6 +17,7 @@ def main() -> None:
         settings = load_settings(KvStoreSettings, sys.argv[1:])
         setup_logging("kvstore", settings.log_level)
         log_settings(settings)
+        switch_often()
         asyncio.run(serve(settings))
     except StartupError as error:
         sys.exit(f"kvstore_svc: {error.message}")

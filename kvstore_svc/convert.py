@@ -41,9 +41,11 @@ def keys_from_pb(keys: Sequence[bytes]) -> list[BlockKey]:
     """
     if len(keys) > MAX_KEYS:
         raise InvalidParameter("keys", f"{len(keys)} keys, at most {MAX_KEYS} in one call")
-    for index, key in enumerate(keys):
-        check_key(key, f"keys[{index}]")
-    return [BlockKey(key) for key in keys]
+    checked = [BlockKey(key) for key in keys]
+    if any(length != KEY_BYTES for length in map(len, checked)):
+        for index, key in enumerate(checked):
+            check_key(key, f"keys[{index}]")
+    return checked
 
 
 def check_key(key: bytes, field: str) -> BlockKey:

@@ -29,12 +29,21 @@ from scheduler_svc.probes import Probes
 log = logging.getLogger(__name__)
 _MAX_SAVES = 2
 _MIN_PREFILL_TOKENS = 32
+_QUICK = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _LoadUnderWay:
+    """Blocks on their way to the device.
+
+    Attributes:
+        ends_at_s: as expected.
+        is_quick: out of shared memory, in at most half the time that computing them would take.
+    """
+
     tiers: Sequence[str]
     ends_at_s: float
+    is_quick: bool
 
 
 class BlockTraffic:
@@ -109,8 +118,8 @@ class BlockTraffic:
         self.num_arriving_tokens += len(request.prompt_token_ids)
         try:
             timeout_s = self._config.store_lookup_timeout_s
-            queue_s = self._prefill.seconds(0, self._scheduler.num_prefill_tokens_ahead)
-            prompt = Prompt(num_device_blocks * block_size, len(request.prompt_token_ids), (), queue_s=queue_s)
+            end = len(request.prompt_token_ids)
+            prompt = Prompt(num_device_blocks * block_size, end, (), queue_s=self._queue_s(asked_at_s))
             tiers = await self._store.lookup(missing, timeout_s, min(timeout_s, self._policy.lookup_wait_s(prompt)))
         finally:
             self.num_arriving_tokens -= len(request.prompt_token_ids)
@@ -128,8 +137,8 @@ class BlockTraffic:
             end=len(request.prompt_token_ids),
             tiers=[*gone, *found.tiers[max(0, begin - found.num_device_blocks) :]][: len(keys)],
             spent_s=now_s - found.asked_at_s,
-            queue_s=self._prefill.seconds(0, self._scheduler.num_prefill_tokens_ahead),
-            transfers_s=max(0.0, max((load.ends_at_s for load in self._loads.values()), default=now_s) - now_s),
+            queue_s=self._queue_s(now_s),
+            transfers_s=self._transfers_s(now_s),
         )
         decision = self._policy.decide(prompt)
         log.debug("%s: %s; %s, expected of tiers: %s", request.request_id, prompt, decision, self._policy.speeds)
@@ -144,8 +153,23 @@ class BlockTraffic:
         self._prefetches.drop(request.request_id)
         tiers = prompt.tiers[: len(plan.blocks)]
         load_s = sum(self._policy.speed(tier).seconds(tiers.count(tier)) for tier in set(tiers))
-        self._loads[plan.load_id] = _LoadUnderWay(tiers, now_s + prompt.transfers_s + load_s)
+        compute_s = self._prefill.seconds(prompt.begin, prompt.begin + len(tiers) * block_size)
+        is_quick = load_s <= _QUICK * compute_s and all(tier == "shm" for tier in tiers)
+        self._loads[plan.load_id] = _LoadUnderWay(tiers, now_s + prompt.transfers_s + load_s, is_quick)
         return convert.load_command(plan, decision.patience.at_most(self._config.store_load_timeout_s, len(plan.blocks)))
+
+    def _queue_s(self, now_s: float) -> float:
+        """Until a request could run in any case: behind prompts that were begun, and behind those that are loaded quickly.
+
+        The latter would have been computed before it, which takes longer. When many ask at once, whoever computed instead of
+        waiting for them would hold up all of them. Slower loads do not count: nobody knows when they end.
+        """
+        loads_s = self._transfers_s(now_s) if all(load.is_quick for load in self._loads.values()) else 0.0
+        return max(loads_s, self._prefill.seconds(0, self._scheduler.num_prefill_tokens_ahead))
+
+    def _transfers_s(self, now_s: float) -> float:
+        """Until the loads under way are expected to end."""
+        return max(0.0, max((load.ends_at_s for load in self._loads.values()), default=now_s) - now_s)
 
     def due_loads(self) -> list[pb.RunSessionRequest]:
         """Loads for requests that waited, whose blocks came up meanwhile or whose turn it is."""

@@ -50,7 +50,7 @@ class Preparation:
         arrival_s = self._clock.now()
         validation.check_model(message.model, model.model)
         validation.check_generate(message, model.vocab_size, has_tokenizer=self._text.tokenizer is not None)
-        token_ids, prompt_text = await self._prompt(message, model.max_model_len)
+        token_ids, prompt_text = await self._prompt(message, model.max_model_len, model.vocab_size)
         stopping = message.stopping
         max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else None
         field = "token_ids.ids" if message.HasField("token_ids") else str(message.WhichOneof("prompt"))
@@ -113,10 +113,12 @@ class Preparation:
         # The template spells out the special tokens.
         return await self._text.encode(text, add_special_tokens=False), text
 
-    async def _prompt(self, message: pb.GenerateRequest, max_context_tokens: int) -> tuple[list[int], str | None]:
+    async def _prompt(
+        self, message: pb.GenerateRequest, max_context_tokens: int, vocab_size: int
+    ) -> tuple[list[int], str | None]:
         match message.WhichOneof("prompt"):
             case "token_ids":
-                return list(message.token_ids.ids), None
+                return validation.checked_token_ids("token_ids.ids", message.token_ids.ids, vocab_size), None
             case "chat":
                 return await self.tokenize(None, message.chat, max_context_tokens)
             case _:

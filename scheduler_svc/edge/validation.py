@@ -23,15 +23,13 @@ _ROLES = ("system", "user", "assistant")
 
 
 def check_generate(message: pb.GenerateRequest, vocab_size: int, *, has_tokenizer: bool) -> None:
-    """Everything that can be said without tokenising.
+    """Everything that can be said without the prompt's tokens.
 
     Raises:
         InvalidParameter: a field is out of its range.
     """
     if message.WhichOneof("prompt") is None:
         raise InvalidParameter("prompt", "exactly one of text, token_ids and chat must be set")
-    if message.WhichOneof("prompt") == "token_ids":
-        _check_token_ids("token_ids.ids", message.token_ids.ids, vocab_size)
     if len(message.request_id) > MAX_REQUEST_ID_CHARACTERS:
         raise InvalidParameter("request_id", f"has {len(message.request_id)} characters, at most {MAX_REQUEST_ID_CHARACTERS}")
     if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
@@ -107,6 +105,17 @@ def check_model(asked: str, served: str) -> None:
     if asked and asked.removeprefix("models/") != served.removeprefix("models/"):
         shown = asked[:200]
         raise ModelNotFound(f"model: {shown!r} is not served here; {served!r} is", metadata={"model": shown})
+
+
+def checked_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> list[int]:
+    """A prompt's token ids, copied once: a field of a message costs as much at each look as a list does in all.
+
+    Raises:
+        InvalidParameter: one is not in the vocabulary.
+    """
+    token_ids = list(ids[:])
+    _check_token_ids(field, token_ids, vocab_size)
+    return token_ids
 
 
 def check_detokenize(token_ids: Sequence[int], vocab_size: int) -> None:
