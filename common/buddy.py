@@ -189,8 +189,10 @@ class BuddyAllocator:
         return Run(start, end - start)
 
     def _take_head(self, start: int, order: int, num_units: int) -> None:
-        """Takes the first units of a chunk; what is left of it has no free buddies."""
-        self._remove_chunk(start)
+        """Takes the first units of the lowest chunk of its order; what is left of it has no free buddies."""
+        heapq.heappop(self._starts[order])
+        self._num_chunks[order] -= 1
+        self._order_at[start] = _NO_CHUNK
         position, end = start + num_units, start + (1 << order)
         while position < end:  # each piece is as long as its start is aligned
             piece = (position & -position).bit_length() - 1

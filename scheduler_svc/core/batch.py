@@ -54,11 +54,6 @@ class Batch:
         """Whether nothing is in it."""
         return not self._num_decodes and not self.planned
 
-    def add_blocks(self, sequence: Sequence) -> None:
-        """One of the decodes has blocks that the executor does not know."""
-        new_block_ids = sequence.table.take_unsent(sequence.num_known_tokens)
-        self.with_blocks[sequence.seq_id] = Chunk(sequence.seq_id, 1, new_block_ids)
-
     def add_decodes(self, decodes: Decodes) -> None:
         """Puts a token of each of them into the step, which is empty."""
         self._num_decodes = len(decodes)

@@ -153,16 +153,18 @@ class BlockPool:
         Raises:
             ValueError: a block has no reference.
         """
+        refs, touched_until, planned_step = self._num_refs, self._touched_until, self.planned_step
+        key_of = self.index.key_of
         for block_id in reversed(block_ids):
-            num_refs = self._num_refs[block_id]
+            num_refs = refs[block_id]
             if num_refs == 0:
                 raise ValueError(f"block {block_id} is released, but nobody refers to it")
-            self._num_refs[block_id] = num_refs - 1
+            refs[block_id] = num_refs - 1
             if num_refs == 2:
                 self.num_shared -= 1
             elif num_refs == 1:
-                self._touched_until[block_id] = self.planned_step
-                if self.index.key_of(block_id) is None:
+                touched_until[block_id] = planned_step
+                if key_of(block_id) is None:
                     self._buddy.free(block_id)
                 else:
                     self._cached[block_id] = None

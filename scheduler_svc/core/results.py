@@ -117,7 +117,8 @@ class Results:
         completing = [sequence for sequence in decodes.completing if sequence not in void]
         for sequence in completing:
             sequence.extend_keys()
-        session.running.list_blocks(sequence for sequence in completing if sequence.status is SequenceStatus.RUNNING)
+        if session.outstanding.newest is not None:  # else their newest tokens are not planned
+            session.running.list_blocks(sequence for sequence in completing if sequence.status is SequenceStatus.RUNNING)
         ended = {rows.seq_ids.index(sequence.seq_id) for sequence in decodes.last if sequence not in void}
         stops = list(map(contains, rows.stops, tokens))
         if True in stops:

@@ -147,10 +147,9 @@ class RunningSet:
             self._stalled.append(sequence)
 
     def go_on(self, sequence: Sequence) -> None:
-        """It has its block."""
-        if not sequence.is_decoding:
-            self._stalled.remove(sequence)
-            self.decodes.join(sequence)
+        """A stalled one has its block."""
+        self._stalled.remove(sequence)
+        self.decodes.join(sequence)
 
     def settle(self, sequence: Sequence) -> None:
         """A step was planned with a chunk of a sequence that is none of the decodes."""

@@ -17,6 +17,7 @@ from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.attachment import Attachment, Awaited, find_attachment
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.plan import Chunk
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.prefill_budget import LEAST_QUICK_TOKENS, PrefillBudget
 from scheduler_svc.core.request_table import RequestTable
@@ -74,13 +75,14 @@ class StepPlanner:
         for sequence in running.short_of_blocks():
             if sequence.status is not SequenceStatus.RUNNING:  # preempted for one ahead of it
                 continue
-            table = sequence.table
-            if sequence.num_known_tokens > table.num_slots and not self._grow(sequence, running):
+            table, num_known = sequence.table, sequence.num_known_tokens
+            if num_known > table.num_slots and not running.grow(sequence) and not self._make_way(sequence, running):
                 running.stall(sequence)
                 continue
-            running.go_on(sequence)
+            if not sequence.is_decoding:
+                running.go_on(sequence)
             if table.num_sent < len(table.block_ids):
-                batch.add_blocks(sequence)
+                batch.with_blocks[sequence.seq_id] = Chunk(sequence.seq_id, 1, table.take_unsent(num_known))
         batch.add_decodes(running.decodes)
 
     def _num_chunk_tokens(self, batch: Batch, sequence: Sequence, begin: int) -> int:
@@ -98,8 +100,8 @@ class StepPlanner:
             num_tokens = self._prefill_budget.num_tokens_within(self._step_s, work, begin, num_tokens)
         return num_tokens
 
-    def _grow(self, sequence: Sequence, running: RunningSet) -> bool:
-        """Gets a sequence another block, from others behind it if need be. Their tokens in flight still count."""
+    def _make_way(self, sequence: Sequence, running: RunningSet) -> bool:
+        """Gets a sequence another block from others behind it. Their tokens in flight still count."""
         while not running.grow(sequence):
             victim = self._policy.choose_victim(running.behind(sequence))
             if victim is None:
