@@ -1,5 +1,5 @@
 # Two commands for a newcomer: make run, make test. See README.md and CONTRIBUTING.md.
-.PHONY: help run test setup check protos tables bench-cpu bench-gpu bench-kv bench-kv-kill bench-scheduler bench-policy bench-forecast bench-prewarm test-gpu clean
+.PHONY: help run test setup check protos tables bench-cpu bench-gpu bench-kv bench-kv-kill bench-scheduler bench-policy bench-forecast bench-simulation bench-prewarm test-gpu clean
 
 help:
 	@echo "make run        set up, start the three services, ask one question, stop them"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-scheduler  CPU of the scheduler a step, by policy and length of the queue"
 	@echo "make bench-policy  policies side by side in virtual time; BENCH='--trace azure_llm_2023_conv.csv'"
 	@echo "make bench-forecast DATA=FOLDER  the load forecast on public traces, rolling, beside simpler ones"
+	@echo "make bench-simulation  how far simulated runs are from real ones on this CPU, some minutes"
 	@echo "make bench-prewarm  chats whose blocks come up before their next turn, and without that"
 	@echo "make test-gpu   the GPU tests, with PYTHON=python3 of a machine that has a GPU"
 	@echo "make clean      remove .venv and caches"
@@ -62,6 +63,9 @@ bench-policy: setup
 
 bench-forecast: setup
 	@.venv/bin/python -m bench.forecast $(DATA)
+
+bench-simulation: setup
+	@.venv/bin/python -m bench.simulation $(BENCH)
 
 bench-prewarm: setup
 	@.venv/bin/python -m bench.prewarm $(BENCH)

@@ -7,16 +7,19 @@ mooncake   JSON lines with timestamp (ms), input_length, output_length, hash_ids
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from common.errors import StartupError
 from scheduler_svc.core.request import ServiceClass
 
 _HASHED_TOKENS = 512
 _FIRST_TOKEN = 10
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,52 +44,75 @@ class Arrival:
 
 
 def read_arrivals(path: Path) -> list[Arrival]:
-    """The arrivals of a trace, by the end of its name.
+    """The arrivals of a trace, by the end of its name, in order of time; the first comes at 0.
 
     Raises:
-        StartupError: it is none.
+        StartupError: it is none, or a row of it is not; names the row.
     """
     try:
-        arrivals = azure(path) if path.suffix == ".csv" else mooncake(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StartupError(f"{path}: no trace of the formats that are known: {error!r}") from error
+        arrivals = sorted(azure(path) if path.suffix == ".csv" else mooncake(path), key=lambda one: one.at_s)
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise StartupError(f"{path}: cannot be read as a trace: {error}") from error
     if not arrivals:
         raise StartupError(f"{path}: an empty trace")
-    return arrivals
+    return [replace(one, at_s=one.at_s - arrivals[0].at_s) for one in arrivals]
 
 
-def azure(path: Path) -> list[Arrival]:
+def azure(path: Path) -> Iterator[Arrival]:
     """A trace of the Azure Public Dataset."""
     with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
-    return [
-        Arrival(
-            at_s=time_s - times[0],
-            num_prompt_tokens=max(1, int(row["ContextTokens"])),
-            num_output_tokens=max(1, int(row["GeneratedTokens"])),
-            prompt=_own_prompt(number, max(1, int(row["ContextTokens"]))),
-        )
-        for number, (time_s, row) in enumerate(zip(times, rows, strict=True))
-    ]
-
-
-def mooncake(path: Path) -> list[Arrival]:
-    """A trace of the Mooncake FAST'25 release."""
-    arrivals = []
-    with path.open() as file:
-        for line in file:
-            row = json.loads(line)
-            num_prompt = max(1, int(row["input_length"]))
-            arrivals.append(
-                Arrival(
-                    at_s=row["timestamp"] / 1e3,
-                    num_prompt_tokens=num_prompt,
-                    num_output_tokens=max(1, int(row["output_length"])),
-                    prompt=_hashed_prompt(tuple(row["hash_ids"]), num_prompt),
-                )
+        reader = csv.DictReader(file)
+        if missing := [name for name in _AZURE_COLUMNS if name not in (reader.fieldnames or ())]:
+            raise StartupError(
+                f"{path}: an Azure trace has the columns {', '.join(_AZURE_COLUMNS)}; {', '.join(missing)} is missing"
             )
-    return arrivals
+        for number, row in enumerate(reader):
+            with _row(path, reader.line_num):
+                num_prompt = _num_tokens(row, "ContextTokens")
+                yield Arrival(
+                    at_s=datetime.fromisoformat(
+                        row["TIMESTAMP"][:26]
+                    ).timestamp(),  # of seven digits behind the point, it takes six
+                    num_prompt_tokens=num_prompt,
+                    num_output_tokens=_num_tokens(row, "GeneratedTokens"),
+                    prompt=_own_prompt(number, num_prompt),
+                )
+
+
+def mooncake(path: Path) -> Iterator[Arrival]:
+    """A trace of the Mooncake FAST'25 release."""
+    with path.open() as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            with _row(path, number):
+                row = json.loads(line)
+                num_prompt = _num_tokens(row, "input_length")
+                yield Arrival(
+                    at_s=float(row["timestamp"]) / 1e3,
+                    num_prompt_tokens=num_prompt,
+                    num_output_tokens=_num_tokens(row, "output_length"),
+                    prompt=_hashed_prompt(tuple(map(int, row["hash_ids"])), num_prompt),
+                )
+
+
+@contextmanager
+def _row(path: Path, line: int) -> Iterator[None]:
+    """Says which line of a file is no request."""
+    try:
+        yield
+    except KeyError as error:
+        raise StartupError(f"{path}, line {line}: no request: {error} is missing") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise StartupError(f"{path}, line {line}: no request: {error}") from error
+
+
+def _num_tokens(row: Mapping[str, Any], name: str) -> int:
+    """At least 1: requests of nothing are in the traces, too."""
+    num_tokens = int(row[name])
+    if num_tokens < 0:
+        raise ValueError(f"{name} is {num_tokens}, it has to be at least 0")
+    return max(1, num_tokens)
 
 
 def part_of(arrivals: Sequence[Arrival], first: int, num_requests: int | None, max_tokens: int) -> list[Arrival]:

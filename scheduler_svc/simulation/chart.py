@@ -36,15 +36,17 @@ def stacked(series: Sequence[Series]) -> list[Series]:
     return result[::-1]
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
-    """An SVG element."""
-    xs = [x for one in series for x, _ in one.points] or [0.0]
-    ys = [y for one in series for _, y in one.points] or [0.0]
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(0.0, max(ys))
-    x_low, x_high, y_high = min(xs), max(*xs, min(xs) + 1e-9), y_ticks[-1]
+def line_chart(
+    title: str, x_label: str, y_label: str, series: Sequence[Series], *, x_high: float = 0.0, y_high: float = 0.0
+) -> str:
+    """An SVG element. Both axes begin at 0 and go to x_high and y_high at least, so that neighbours can have the same ones."""
+    x_high = max([x_high, 1e-9, *(x for one in series for x, _ in one.points)])
+    y_high = max([y_high, *(y for one in series for _, y in one.points)])
+    x_ticks, y_ticks = ticks(0.0, x_high), ticks(0.0, y_high)
+    y_high = y_ticks[-1]
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
+        across = x / x_high * (_WIDTH - _LEFT - _RIGHT)
         return _LEFT + across, _HEIGHT - _BOTTOM - y / y_high * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = [
@@ -52,17 +54,19 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series])
         f'<text class="title" x="{_LEFT}" y="14">{html.escape(title)}</text>',
     ]
     for y in y_ticks:
-        _, at = place(x_low, y)
+        _, at = place(0.0, y)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_number(y)}</text>')
     for x in x_ticks:
-        if x_low <= x <= x_high:
+        if x <= x_high:
             at, _ = place(x, 0.0)
             parts.append(f'<text class="tick" x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_number(x)}</text>')
     parts.append(f'<text class="tick" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 6}" text-anchor="end">{html.escape(x_label)}</text>')
     parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{_TOP - 6}" text-anchor="end">{html.escape(y_label)}</text>')
     for number, one in enumerate(series):
         parts.append(_drawn(one, COLOURS[number % _MAX_NAMES], [place(x, y) for x, y in one.points]))
+    if not any(one.points for one in series):
+        parts.append(f'<text class="tick" x="{_WIDTH // 2}" y="{_HEIGHT // 2}" text-anchor="middle">nothing to show</text>')
     parts.append(_legend([one.name for one in series]))
     return "".join([*parts, "</svg>"])
 

@@ -1,6 +1,7 @@
 """The production scheduler in virtual time: always alike, as long as steps take, and as a recording of it says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,14 @@ import pytest
 from common.errors import StartupError
 from scheduler_svc.core.policies.choice import POLICIES
 from scheduler_svc.core.request import ServiceClass
-from scheduler_svc.core.step_time import StepWork
 from scheduler_svc.simulation.arrivals import assign, at_rate, part_of, read_arrivals
-from scheduler_svc.simulation.learn import fit
 from scheduler_svc.simulation.outcome import percentile, ttfts
 from scheduler_svc.simulation.profile import PROFILES, DeviceProfile
-from scheduler_svc.simulation.recorded import MeasuredStep
-from scheduler_svc.simulation.report import write_report
+from scheduler_svc.simulation.report import Report
 from scheduler_svc.simulation.run import Simulation
+from scheduler_svc.simulation.tables import failures_of, rows_of
 
+AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
 FLAT = DeviceProfile("flat", (0.01, 0, 0, 0, 0, 0, 0), round_trip_s=0.0, host_step_s=0.0, host_token_s=0.0, num_blocks=4096)
 
 
@@ -24,7 +24,7 @@ FLAT = DeviceProfile("flat", (0.01, 0, 0, 0, 0, 0, 0), round_trip_s=0.0, host_st
 def azure(tmp_path: Path) -> Path:
     path = tmp_path / "azure.csv"
     rows = [f"2023-11-16 18:{15 + i // 60}:{i % 60:02}.6805900,{100 + 37 * i % 900},{5 + i % 20}" for i in range(80)]
-    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    path.write_text("\n".join([AZURE_HEAD, *rows]))
     return path
 
 
@@ -70,37 +70,55 @@ def test_more_load_waits_longer(azure: Path) -> None:
     assert waits[1] > 3 * waits[0]
 
 
-def test_the_times_of_steps_are_found_again() -> None:
-    true = (0.004, 0.001, 0.0, 0.02, 0.001, 0.15, 0.3)
-    model = DeviceProfile("true", true).step_times()
-    works = [
-        StepWork(num_prefill_tokens=p, num_attended=p * p // 2, num_decodes=d, num_context_tokens=600 * d + 77 * (d % 7))
-        for p in (0, 128, 512, 2048)
-        for d in range(0, 64, 3)
-        if p or d
-    ]
-    steps = [MeasuredStep(work, 0.0, 0.0, model.predict_s(work), 0.0, was_alone=False) for work in works]
-    found = DeviceProfile("found", fit(steps)).step_times()
-
-    assert max(abs(found.predict_s(work) / model.predict_s(work) - 1) for work in works) < 0.02
-
-
 def test_the_report_is_one_file_that_needs_nothing_else(azure: Path, tmp_path: Path) -> None:
     arrivals = list(assign(at_rate(read_arrivals(azure), 20.0), ["a & b", "<c>"], [ServiceClass.STANDARD]))
-    write_report(tmp_path / "r.html", "x < y", [Simulation(arrivals, FLAT, policy=policy).run() for policy in ("fair", "fcfs")])
+    outcomes = [Simulation(arrivals, FLAT, policy=policy).run() for policy in ("fair", "fcfs")]
+    Report("x < y", "p & q", outcomes, recorded=outcomes[0].served).write(tmp_path / "r.html")
 
     page = (tmp_path / "r.html").read_text()
-    assert page.count("<svg") == 9
-    assert "x &lt; y" in page and "&lt;c&gt;" in page and "a &amp; b" in page
+    assert page.count("<svg") == 11
+    assert "x &lt; y" in page and "&lt;c&gt;" in page and "a &amp; b" in page and "p &amp; q" in page
+    assert page.count(">recorded<") > 1
     assert "http" not in page and "<script" not in page
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "{}\n"])
-def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
-    for name in ("trace.csv", "trace.jsonl"):
-        (tmp_path / name).write_text(text)
-        with pytest.raises(StartupError):
-            read_arrivals(tmp_path / name)
+def test_a_report_of_requests_that_all_failed_has_no_figures(azure: Path, tmp_path: Path) -> None:
+    outcome = Simulation(read_arrivals(azure), replace(FLAT, num_blocks=2)).run()
+    Report("nobody", "", [outcome]).write(tmp_path / "r.html")
+
+    assert failures_of(outcome) == {"KV_POOL_TOO_SMALL": 80}
+    assert rows_of([outcome])[1][:9] == ("fair", "80", "80", "-", "-", "-", "-", "-", "-")
+    assert "nothing to show" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("trace.csv", "", "TIMESTAMP"),
+        ("trace.csv", "TIMESTAMP,ContextTokens\n", "GeneratedTokens is missing"),
+        ("trace.csv", f"{AZURE_HEAD}\n", "empty"),
+        ("trace.csv", f"{AZURE_HEAD}\n2023-11-16 18:15:46.68,10,5\n2023-11-16 18:15:46.70,ten,5\n", "line 3: .*'ten'"),
+        ("trace.csv", f"{AZURE_HEAD}\nyesterday,10,5\n", "line 2: .*yesterday"),
+        ("trace.csv", f"{AZURE_HEAD}\n2023-11-16 18:15:46.68,10\n", "line 2"),
+        ("trace.csv", f"{AZURE_HEAD}\n2023-11-16 18:15:46.68,-1,5\n", "line 2: .*ContextTokens is -1"),
+        ("trace.jsonl", "", "empty"),
+        ("trace.jsonl", "{}\n", "line 1: .*input_length"),
+        ("trace.jsonl", '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [0]}\n{"time', "line 2"),
+        ("trace.jsonl", "[]\n", "line 1"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(StartupError, match=said):
+        read_arrivals(tmp_path / name)
+
+
+def test_arrivals_are_put_in_order_and_begin_at_0(tmp_path: Path) -> None:
+    rows = ["2023-11-16 18:15:48.00,10,5", "2023-11-16 18:15:46.00,20,5"]
+    (tmp_path / "trace.csv").write_text("\n".join([AZURE_HEAD, *rows]))
+
+    assert [(one.at_s, one.num_prompt_tokens) for one in read_arrivals(tmp_path / "trace.csv")] == [(0.0, 20), (2.0, 10)]
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
