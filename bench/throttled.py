@@ -4,9 +4,10 @@
                               [--executor-flags "..."] [--num-blocks N]
 
 Real processes. Every prompt is computed once and its blocks are written to disk; then the store is restarted with the disk
-throttled to each rate in turn, so that nothing is in shared memory, and the prompts are asked for again, in turns with new ones.
-A row: the tier's bytes per second; median and worst time to first token as multiples of the new prompts' median, and their own
-worst; the share of tokens that came from the tier; whether the answers were the same.
+throttled to each rate in turn, so that nothing is in shared memory, and the prompts are asked for again, each between two new
+ones, so that a machine whose speed wanders makes all of them slower. A time is a multiple of the mean of its two neighbours'.
+A row: the tier's bytes per second; median and worst multiple of the prompts that the tier has; the same of new prompts, which is
+how far computing alone varies by this measure; the share of tokens that came from the tier; whether the answers were the same.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,20 +31,32 @@ _QUIET_S = 0.5
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured at one rate, beside computing."""
+    """What was measured at one rate, beside computing.
+
+    Attributes:
+        loaded: times of prompts that the tier has, as multiples of their neighbours'.
+        computed: of new prompts, likewise.
+    """
 
     bytes_per_s: float
-    ratios: list[float]
-    worst_computed: float
+    loaded: list[float]
+    computed: list[float]
     num_cached_tokens: int
     num_tokens: int
     is_same: bool
 
     def __str__(self) -> str:
-        median, worst = statistics.median(self.ratios), max(self.ratios)
         share, same = self.num_cached_tokens / self.num_tokens, "same" if self.is_same else "DIFFERENT"
-        ratios = f"{median:5.2f} x   {worst:5.2f} x ({self.worst_computed:.2f})"
-        return f"{self.bytes_per_s / 1e9:8.3f} GB/s   {ratios}   {share:5.0%}   {same}"
+        return f"{self.bytes_per_s / 1e9:8.3f} GB/s   {_spread(self.loaded)}   {_spread(self.computed)}   {share:5.0%}   {same}"
+
+
+def _spread(multiples: list[float]) -> str:
+    return f"{statistics.median(multiples):5.2f} x {max(multiples):5.2f} x"
+
+
+def beside(times_s: Sequence[float], before_s: Sequence[float], behind_s: Sequence[float]) -> list[float]:
+    """Each time as a multiple of the mean of those before and behind it."""
+    return [2 * s / (before + behind) for s, before, behind in zip(times_s, before_s, behind_s, strict=True)]
 
 
 class ThrottledStore:
@@ -57,22 +71,26 @@ class ThrottledStore:
         stack.wait_disk_blocks(sum((len(prompt) - 1) // block_size for prompt in prompts))
 
     def measure(self, bytes_per_s: float, latency_s: float, num_passes: int) -> Row:
-        """Asks again with the disk at this speed. Beside each prompt another one is computed, for the state of the machine."""
-        loaded_s, computed_s, is_same, num_cached_tokens = [], [], True, 0
+        """Asks again with the disk at this speed, each prompt between two that are computed, for the state of the machine."""
+        loaded: list[float] = []
+        computed: list[float] = []
+        is_same, num_cached_tokens = True, 0
         for _ in range(num_passes):
             self._stack.restart_store(("--throttle", f"disk={bytes_per_s}:{latency_s}"))
             self._stack.flush_device()
             self._warm_up()
+            new_s = [self._ask(self._another(len(self._prompts[0]))).first_token_s]
+            again_s: list[float] = []
             for prompt, cold in zip(self._prompts, self.cold, strict=True):
-                computed_s.append(self._ask(self._another(len(prompt))).first_token_s)
                 again = self._ask(prompt)
-                loaded_s.append(again.first_token_s)
+                again_s.append(again.first_token_s)
+                new_s.append(self._ask(self._another(len(prompt))).first_token_s)
                 is_same = is_same and again.token_ids == cold.token_ids
                 num_cached_tokens += again.usage.cached_tokens
-        compute_s = statistics.median(computed_s)
+            loaded += beside(again_s, new_s[:-1], new_s[1:])
+            computed += beside(new_s[1:-1], new_s[:-2], new_s[2:])
         num_tokens = num_passes * sum(map(len, self._prompts))
-        worst = max(computed_s) / compute_s
-        return Row(bytes_per_s, [s / compute_s for s in loaded_s], worst, num_cached_tokens, num_tokens, is_same)
+        return Row(bytes_per_s, loaded, computed, num_cached_tokens, num_tokens, is_same)
 
     def _another(self, num_tokens: int) -> list[int]:
         return [self._rng.randrange(10, self._vocab) for _ in range(num_tokens)]
@@ -123,7 +141,7 @@ def main() -> int:
             store = ThrottledStore(stack, prompts, rng, arguments.vocab)
             cold_s = [answer.first_token_s for answer in store.cold]
             print(f"prompts of {arguments.tokens} tokens, computed in {statistics.median(cold_s):.3f} s (median)")
-            print("disk at             median    worst (of computing)   loaded   tokens")
+            print("disk at           in the tier: median, worst   computed   loaded   tokens")
             for rate in arguments.rates.split(","):
                 print(store.measure(float(rate), arguments.latency, arguments.passes), flush=True)
     return 0
