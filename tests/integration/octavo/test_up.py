@@ -21,7 +21,6 @@ CLI = (sys.executable, "-c", "from octavo.cli.main import main; main()")
             ["--executor-args", "--device cpu --kv-stored-form int8"],
             "kv_stored_form: int8 is made on a GPU; a CPU stores blocks as",
         ),
-        (["--executor-args", "--device cpu --kv-stored-form fp8_e4m3"], "kv_stored_form: fp8_e4m3 is made on a GPU"),
     ],
 )
 def test_a_wrong_setting_of_a_service_is_named_in_the_last_line(flags: list[str], words: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.unit.executor_svc.tiny_engine import make_engine
         ({"block_size": 1, "num_blocks": 2}, "leave no room for a single step"),
         ({"kv_dtype": "fp8_e4m3"}, "kv_dtype: fp8_e4m3 needs a GPU"),
         ({"kv_stored_form": "int8"}, "kv_stored_form: int8 is made on a GPU"),
+        ({"kv_stored_form": "fp8_e4m3"}, "kv_stored_form: fp8_e4m3 is made on a GPU"),
     ],
 )
 def test_a_start_that_cannot_work_names_the_setting(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
