@@ -13,6 +13,7 @@ With --folder recordings stay there, and those that are there are not made again
 """
 
 import argparse
+import logging
 import random
 import sys
 import tempfile
@@ -80,6 +81,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # executors that end with their simulation are no news
     from executor_svc.model.prepare import prepare_model
     from executor_svc.settings import default_cache_dir
 

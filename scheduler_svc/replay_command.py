@@ -14,6 +14,7 @@ from rich.progress import Progress
 from common.errors import StartupError
 from scheduler_svc.core_maker import plain_scheduler
 from scheduler_svc.recording.reader import RecordingFile
+from scheduler_svc.recording.recorder import SOFTWARE
 from scheduler_svc.recording.replay import Replay, ReplayFigures
 
 _CALLS_PER_LOOK = 500
@@ -47,6 +48,8 @@ def say(figures: ReplayFigures, took_s: float, file: RecordingFile, console: Con
         f"{figures.num_preemptions} preemptions, {figures.num_cancelled} cancelled, {figures.num_losses} sessions lost; "
         f"{file.num_bytes / 1e6:.2f} MB in {len(file.segments)} files, by {file.header.software}"
     )
+    if file.has_other_fields:
+        console.print(f"{file.header.software} wrote it with other fields than {SOFTWARE} knows: differences may come from those")
     if figures.over is None:
         console.print("the recording was cut off: its writer did not end in good order")
     elif figures.over:

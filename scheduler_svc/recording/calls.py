@@ -16,6 +16,7 @@ from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.step_time import StepWork
 from scheduler_svc.recording import digests
 from scheduler_svc.recording.outlines import DrawnTokens, Outline, Outliner
+from scheduler_svc.recording.requests import sent_of, write_request
 from scheduler_svc.recording.start import start_of
 
 
@@ -53,14 +54,8 @@ class CallEncoder:
         add = call.add
         add.request = next(self._numbers) if is_new else self._request_numbers.get(request.request_id, 0)
         add.prompt.CopyFrom(_outline(outliner.outline(request.root_key, request.prompt_token_ids, prompt_keys)))
-        add.max_tokens, add.root = request.stop.max_tokens, outliner.root(request.root_key)
-        add.arrival_s, add.n = request.arrival_s, request.n
-        if request.queue_deadline_s is not None:
-            add.queue_deadline_s = request.queue_deadline_s
-        add.tenant, add.service_class, add.priority = self._tenant(request.tenant), request.service_class, request.priority
-        for name in ("ttft_target_s", "tpot_target_s", "deadline_s"):
-            if (seconds := getattr(request, name)) is not None:
-                setattr(add, name, seconds)
+        write_request(request, add)
+        add.root, add.tenant = outliner.root(request.root_key), self._tenant(request.tenant)
         chains = []
         for generated in request.generated or ((),) * request.n:
             if generated is None:
@@ -161,15 +156,7 @@ class CallEncoder:
 
     def sent(self, work: StepWork, now_s: float) -> pb.Call:
         """RunAhead.note_sent."""
-        return pb.Call(
-            sent=pb.Sent(
-                now_s=now_s,
-                num_prefill_tokens=work.num_prefill_tokens,
-                num_attended=work.num_attended,
-                num_decodes=work.num_decodes,
-                num_context_tokens=work.num_context_tokens,
-            )
-        )
+        return pb.Call(sent=sent_of(work, now_s))
 
     def ended(self, seconds: float, idle_s: float, now_s: float) -> pb.Call:
         """RunAhead.note_ended."""

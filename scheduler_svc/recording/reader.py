@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from common.errors import StartupError
 from octavo.recording.v1 import recording_pb2 as pb
 from scheduler_svc.recording.frames import read_frames, segments_of
-from scheduler_svc.recording.recorder import FORMAT_VERSION
+from scheduler_svc.recording.recorder import FIELDS, FORMAT_VERSION, SOFTWARE
 
 
 @dataclass
@@ -36,7 +36,13 @@ class RecordingFile:
             StartupError: it is none, or of another format.
         """
         segments = segments_of(path)
-        return cls(segments, sum(segment.stat().st_size for segment in segments), 0, _header(next(read_frames(segments[0]), b"")))
+        header = _header(segments[0], 0, next(read_frames(segments[0]), b""))
+        return cls(segments, sum(segment.stat().st_size for segment in segments), 0, header)
+
+    @property
+    def has_other_fields(self) -> bool:
+        """Whether software wrote it that knows other fields than this one: what one side does not know counts as not set."""
+        return self.header.fields != FIELDS
 
     def calls(self) -> Iterator[pb.Call]:
         """All calls in order.
@@ -44,9 +50,9 @@ class RecordingFile:
         Raises:
             StartupError: a file is damaged.
         """
-        for segment in self.segments:
+        for number, segment in enumerate(self.segments):
             frames = read_frames(segment)
-            _header(next(frames, b""))
+            _header(segment, number, next(frames, b""))
             for payload in frames:
                 try:
                     calls = pb.Calls.FromString(payload).calls
@@ -56,11 +62,17 @@ class RecordingFile:
             self.num_read_bytes += segment.stat().st_size
 
 
-def _header(payload: bytes) -> pb.Header:
+def _header(segment: Path, number: int, payload: bytes) -> pb.Header:
     try:
         header = pb.Header.FromString(payload)
     except DecodeError as error:
-        raise StartupError(f"no recording: {error}") from error
+        raise StartupError(f"{segment}: no recording: {error}") from error
     if header.version != FORMAT_VERSION:
-        raise StartupError(f"a recording of format {header.version}, this software reads {FORMAT_VERSION}")
+        age = "newer" if header.version > FORMAT_VERSION else "older"
+        raise StartupError(
+            f"{segment}: written by {header.software or 'unknown software'} in format {header.version}, which is {age} than the "
+            f"{FORMAT_VERSION} that this {SOFTWARE} reads: use the version that wrote it"
+        )
+    if header.segment != number:
+        raise StartupError(f"{segment}: it was file {header.segment} of its recording, not {number}: files were renamed or mixed")
     return header

@@ -11,6 +11,7 @@ import re
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from scheduler_svc.recording.frames import MAGIC, append_frame, segment_path
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
+"""Raised when what a recording says means something else than before; fields that are added change FIELDS."""
+FIELDS = zlib.crc32(pb.DESCRIPTOR.serialized_pb)
+SOFTWARE = f"octavo {__version__}"
 _MAX_QUEUED = 50_000
 """Calls; some seconds of a busy scheduler."""
 _FRAME_S = 0.5
@@ -211,7 +215,8 @@ class _Segments:
         path = segment_path(self._folder, self._recording.name, self._num_segments)
         header = pb.Header(
             version=FORMAT_VERSION,
-            software=f"octavo {__version__}",
+            software=SOFTWARE,
+            fields=FIELDS,
             executor=self._recording.executor,
             segment=self._num_segments,
         )

@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from common.errors import OctavoError
-from common.ids import BlockKey, RequestId, SeqId
+from common.ids import RequestId, SeqId
 from octavo.recording.v1 import recording_pb2 as pb
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.plan import SequenceUpdate, StepPlan
-from scheduler_svc.core.request import Request, SamplingParams, ServiceClass, StopConditions
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.step_time import StepWork
 from scheduler_svc.recording import digests
 from scheduler_svc.recording.digests import Digests
-from scheduler_svc.recording.outlines import Outline
+from scheduler_svc.recording.requests import request_of, work_of
 from scheduler_svc.recording.start import config_of
 
 _MAX_KEPT = 20
@@ -239,45 +238,6 @@ class Replay:
 
     def _forget(self, request_id: RequestId) -> None:
         self._stops.pop(request_id, None)
-
-
-def request_of(add: pb.Add, block_size: int, stops: set[int]) -> Request:
-    """A recorded request.
-
-    Args:
-        add: its record.
-        block_size: of its core.
-        stops: its stop tokens; those that end it are put in when they come.
-    """
-    samples = [token_ids_of(sample, block_size) if sample.num_tokens else None for sample in add.samples]
-    num_prompt_tokens = add.prompt.num_tokens
-    return Request(
-        request_id=RequestId(str(add.request)),
-        prompt_token_ids=token_ids_of(add.prompt, block_size),
-        sampling=SamplingParams(),
-        stop=StopConditions(add.max_tokens, stop_token_ids=stops),  # type: ignore[arg-type]  # it grows, see above
-        root_key=BlockKey(add.root.to_bytes(8, "little") * 4),
-        arrival_s=add.arrival_s,
-        n=add.n,
-        queue_deadline_s=add.queue_deadline_s if add.HasField("queue_deadline_s") else None,
-        generated=tuple(None if tokens is None else tokens[num_prompt_tokens:] for tokens in samples),
-        tenant=add.tenant,
-        service_class=ServiceClass(add.service_class),
-        priority=add.priority,
-        ttft_target_s=add.ttft_target_s if add.HasField("ttft_target_s") else None,
-        tpot_target_s=add.tpot_target_s if add.HasField("tpot_target_s") else None,
-        deadline_s=add.deadline_s if add.HasField("deadline_s") else None,
-    )
-
-
-def token_ids_of(outline: pb.Outline, block_size: int) -> tuple[int, ...]:
-    """Substitutes for the tokens of an outline."""
-    return Outline(outline.num_tokens, tuple(outline.blocks), outline.tail).token_ids(block_size)
-
-
-def work_of(sent: pb.Sent) -> StepWork:
-    """What a recorded step computed."""
-    return StepWork(sent.num_prefill_tokens, sent.num_attended, sent.num_decodes, sent.num_context_tokens)
 
 
 def _compared(recorded: Digests, decided: Digests) -> str:

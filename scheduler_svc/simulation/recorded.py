@@ -21,7 +21,8 @@ from scheduler_svc.core.step_time import StepWork
 from scheduler_svc.core.updates import StepUpdates
 from scheduler_svc.core_maker import parts
 from scheduler_svc.recording.reader import RecordingFile
-from scheduler_svc.recording.replay import Replay, work_of
+from scheduler_svc.recording.replay import Replay
+from scheduler_svc.recording.requests import work_of
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.outcome import Served
 

@@ -30,6 +30,7 @@ class Header(_message.Message):
     SOFTWARE_FIELD_NUMBER: _builtins.int
     EXECUTOR_FIELD_NUMBER: _builtins.int
     SEGMENT_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Of the format; a reader refuses another one."""
     software: _builtins.str
@@ -38,6 +39,8 @@ class Header(_message.Message):
     """Address of the executor."""
     segment: _builtins.int
     """Place of this file in its recording, from 0."""
+    fields: _builtins.int
+    """Digest of this proto: another one, and some field is known to one side alone."""
     def __init__(
         self,
         *,
@@ -45,10 +48,11 @@ class Header(_message.Message):
         software: _builtins.str = ...,
         executor: _builtins.str = ...,
         segment: _builtins.int = ...,
+        fields: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "segment", b"segment", "software", b"software", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "fields", b"fields", "segment", b"segment", "software", b"software", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
