@@ -1,6 +1,6 @@
 """What the forecast is compared with: the last value, the mean, exponential smoothing. Numbers in, numbers out.
 
-Smoothing gets what nobody has in advance: the half-life that turned out to be the best for this very series.
+Of smoothing there is one for each of many half-lives. Which of them stands for it is up to who compares.
 """
 
 from collections.abc import Sequence

@@ -46,35 +46,38 @@ class _Workload:
     policy: str = "fair"
 
 
-def main() -> int:
-    """Simulates and reports."""
-    arguments = _parser().parse_args()
-    logging.disable(logging.WARNING)  # executors that end with their simulation are no news
+def main(words: Sequence[str] | None = None) -> int:
+    """Simulates and reports; words are those of the command line."""
+    arguments = _parser().parse_args(words)
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        for file in filter(None, (arguments.html, arguments.save_profile)):
-            if not file.absolute().parent.is_dir():
-                raise StartupError(f"{file}: there is no folder {file.absolute().parent}")
-        run = RecordedRun.read(arguments.trace) if arguments.trace.suffix == _RECORDING else None
-        profile = _profile(arguments.device, run, arguments.trace).with_blocks(arguments.num_blocks)
-        if arguments.save_profile is not None:
-            arguments.save_profile.write_text(profile.to_json())
-        workload = _workload(run, arguments, profile, err)
-        policies = list(dict.fromkeys(arguments.policy or [workload.policy]))
-        runs = {policy: _simulate(workload, profile, policy, arguments, err) for policy in policies}
-        outcomes = [outcomes[0] for outcomes in runs.values()]
-        _say(outcomes, out)
-        if workload.recorded and workload.policy in runs:
-            for agreement in compare(workload.recorded, [outcome.served for outcome in runs[workload.policy]]):
-                out.print(str(agreement))
-        if arguments.html is not None:
-            title = f"{arguments.trace.name} on {arguments.executors} x {profile.name}"
-            Report(title, _about(workload, profile, arguments), outcomes, workload.recorded).write(arguments.html)
-            out.print(f"plots: {arguments.html}")
+        _run(arguments, out, err)
     except (StartupError, OSError) as error:
         err.print(f"error: {error}", style="bold red", markup=False)
         return 2
     return 0
+
+
+def _run(arguments: argparse.Namespace, out: Console, err: Console) -> None:
+    for file in filter(None, (arguments.html, arguments.save_profile)):
+        if not file.absolute().parent.is_dir():
+            raise StartupError(f"{file}: there is no folder {file.absolute().parent}")
+    run = RecordedRun.read(arguments.trace) if arguments.trace.suffix == _RECORDING else None
+    profile = _profile(arguments.device, run, arguments.trace).with_blocks(arguments.num_blocks)
+    if arguments.save_profile is not None:
+        arguments.save_profile.write_text(profile.to_json())
+    workload = _workload(run, arguments, profile, err)
+    policies = list(dict.fromkeys(arguments.policy or [workload.policy]))
+    runs = {policy: _simulate(workload, profile, policy, arguments, err) for policy in policies}
+    outcomes = [outcomes[0] for outcomes in runs.values()]
+    _say(outcomes, out)
+    if workload.recorded and workload.policy in runs:
+        for agreement in compare(workload.recorded, [outcome.served for outcome in runs[workload.policy]]):
+            out.print(str(agreement))
+    if arguments.html is not None:
+        title = f"{arguments.trace.name} on {arguments.executors} x {profile.name}"
+        Report(title, _about(workload, profile, arguments), outcomes, workload.recorded).write(arguments.html)
+        out.print(f"plots: {arguments.html}")
 
 
 def _simulate(
@@ -226,4 +229,5 @@ def _print_table(rows: Rows, out: Console) -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # executors that end with their simulation are no news
     sys.exit(main())

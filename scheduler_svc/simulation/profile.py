@@ -81,9 +81,16 @@ PROFILES = {
     for profile in (
         DeviceProfile("h200-llama-8b", (0.0040, 0.0003, 0.0012, 0.0208, 0.00091, 0.0012, 0.0032)),
         DeviceProfile(
-            "cpu-smollm2-135m", (0.012, 0.002, 0.0, 2.0, 0.08, 0.35, 0.02),
-            num_blocks=2048, max_num_seqs=32, max_num_batched_tokens=512, round_trip_s=0.003,
+            "cpu-smollm2-135m", (0.0468, 0.0049, 0.0, 0.82, 0.0, 0.041, 0.80),
+            decode_ratios=(0.94, 0.96, 0.97, 0.98, 0.99, 1.0, 1.02, 1.04, 1.06, 1.1),
+            short_prefill_ratios=(0.92, 0.93, 0.96, 0.99, 1.01, 1.03, 1.04, 1.06, 1.15, 1.26),
+            num_blocks=1456, max_num_seqs=256, max_num_batched_tokens=512, round_trip_s=0.0009, between_steps_s=0.0009,
         ),
     )
 }  # fmt: skip
-"""The GPU's from recorded steps of one day, the CPU's by eye; a recording's own is better."""
+"""The GPU's from recorded steps of one day, of an earlier version.
+
+The CPU's from 392 steps of 75 requests, one thread, float32, prompts of 32 to 256 tokens: what pairs cost did not show, so long
+prompts take longer than it says. Made by `python -m bench.simulation --rates 2.5 --seconds 30 --folder F` and `octavo simulate
+--trace F/2.5-one/*.octrec --save-profile FILE`, rounded. A recording of one's own is better.
+"""

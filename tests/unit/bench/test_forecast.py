@@ -33,5 +33,17 @@ def test_rivals_know_the_past_alone() -> None:
 def test_a_steady_trace_is_forecast_exactly_by_all() -> None:
     requests = [TracedRequest(second + 0.5, 100, 10) for second in range(700)]
     row = back_test(requests, Quantity.PROMPT_TOKENS, 10, 300)
-    assert max(row.last, row.mean, row.smoothed, row.median, row.error) < 1e-3
+    assert max(row.last, row.mean, row.chosen, row.hindsight, row.median, row.error) < 1e-3
     assert row.floor > 0.2
+
+
+def test_a_half_life_is_chosen_in_the_warm_up_alone() -> None:
+    early = [TracedRequest(second + 0.5, 100, 10) for second in range(0, 600, 20)]  # regular: the longer, the better
+    late = [
+        TracedRequest(600 + second + 0.5, 100, 10) for second in range(1200) if second // 100 % 2
+    ]  # on and off for 100 s each
+    row = back_test([*early, *late], Quantity.REQUESTS, 10, 600)
+
+    assert int(row.chosen_half_life.removesuffix(" s")) > int(row.half_life.removesuffix(" s"))
+    assert row.chosen > row.hindsight
+    assert row.best_chosen >= row.best_in_hindsight

@@ -44,6 +44,14 @@ def test_a_request_alone_takes_as_long_as_its_steps(azure: Path) -> None:
     assert outcome.num_steps == 5
 
 
+def test_steps_hesitate_and_lie_apart_as_those_that_were_measured(azure: Path) -> None:
+    halting = replace(FLAT, hitches_s=(0.002,), between_steps_s=0.003)
+    outcome = Simulation(part_of(read_arrivals(azure), 0, 1, 4096), halting).run()
+
+    assert outcome.served[0].ttft_s == pytest.approx(0.012)
+    assert outcome.served[0].tpot_s == pytest.approx(0.015)
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_everybody_is_served_and_always_alike(azure: Path, policy: str) -> None:
     arrivals = list(assign(at_rate(read_arrivals(azure), 30.0), ["big", "big", "small"], list(ServiceClass)))
