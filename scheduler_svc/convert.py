@@ -1,19 +1,24 @@
 """Plans of the core to messages of octavo.executor.v1, and results back. Knows both shapes; decides nothing."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import cast
 
 from common.ids import SeqId
 from common.patience import Patience
 from common.token_ids import pack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
+from octavo.types.v1.types_pb2 import PositionLogprobs
 from scheduler_svc.core import plan as core
 from scheduler_svc.core.request import SamplingParams, StopConditions
+
+_MANY_CHUNKS = 8192
+"""More than the sequences of all executors in a step."""
 
 
 def plan_command(plan: core.StepPlan, step_id: int) -> pb.RunSessionRequest:
     """A step for the executor, under the step_id of the session."""
-    return pb.RunSessionRequest(
+    command = pb.RunSessionRequest(
         plan=pb.StepPlan(
             step_id=step_id,
             dropped_seq_ids=plan.dropped_seq_ids,
@@ -21,12 +26,18 @@ def plan_command(plan: core.StepPlan, step_id: int) -> pb.RunSessionRequest:
             block_copies=[
                 pb.BlockCopy(source_block_id=copy.source, destination_block_id=copy.destination) for copy in plan.block_copies
             ],
-            chunks=[
-                pb.Chunk(seq_id=chunk.seq_id, num_tokens=chunk.num_tokens, new_block_ids=chunk.new_block_ids)
-                for chunk in plan.chunks
-            ],
         )
     )
+    command.plan.MergeFromString(b"".join(map(_encoded_chunk, plan.chunks)))
+    return command
+
+
+@lru_cache(_MANY_CHUNKS)
+def _encoded_chunk(chunk: core.Chunk) -> bytes:
+    """A plan of a chunk alone: such plans one after the other are one with all. Most are the same as in the last step."""
+    message = pb.Chunk(seq_id=chunk.seq_id, num_tokens=chunk.num_tokens, new_block_ids=chunk.new_block_ids)
+    data: bytes = pb.StepPlan(chunks=[message]).SerializeToString()
+    return data
 
 
 def load_command(plan: core.LoadPlan, patience: Patience) -> pb.RunSessionRequest:
@@ -44,6 +55,11 @@ def save_command(plan: core.SavePlan) -> pb.RunSessionRequest:
 def sampled_tokens(result: pb.StepResult) -> dict[SeqId, int]:
     """The tokens of a result, as the core takes them; log probabilities go their own way to the edge."""
     return {cast(SeqId, sampled.seq_id): sampled.token_id for sampled in result.sampled}
+
+
+def token_logprobs(result: pb.StepResult) -> dict[SeqId, list[PositionLogprobs]]:
+    """Log probabilities of the tokens of a result, where there are some."""
+    return {SeqId(sampled.seq_id): [sampled.logprobs] for sampled in result.sampled if sampled.HasField("logprobs")}
 
 
 def sequence_errors(result: pb.StepResult) -> dict[SeqId, str]:

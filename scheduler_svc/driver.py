@@ -11,25 +11,23 @@ from dataclasses import dataclass
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.errors import DeadlineExceeded, ExecutorLost, NoExecutor, OctavoError, QueueTimeout, Unavailable
+from common.errors import ExecutorLost, NoExecutor, OctavoError, Unavailable
 from common.ids import BlockKey, ExecutorId, RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as pb
-from octavo.types.v1.types_pb2 import PositionLogprobs
 from scheduler_svc import convert
 from scheduler_svc.block_traffic import BlockTraffic
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.clients.executor import ExecutorConnector, ExecutorLink
 from scheduler_svc.core.forecast.capacity import ExecutorCapacity
 from scheduler_svc.core.placement import Candidate
-from scheduler_svc.core.plan import SchedulerStats, SequenceUpdate, StepPlan
-from scheduler_svc.core.request import FinishReason, Request
+from scheduler_svc.core.plan import SchedulerStats, StepPlan
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core_maker import CoreMaker
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 from scheduler_svc.outlook import Outlook
-
-_MAX_FRUITLESS_SESSIONS = 5
+from scheduler_svc.residents import Residents
 
 
 @dataclass(slots=True)
@@ -48,7 +46,7 @@ class ExecutorDriver:
         info: of the last session; None before the first.
         scheduler: the core; None before the first session.
         is_connected: a session is open.
-        generations: all requests that are here, by id.
+        residents: the requests that are here.
         problem: why the last session ended or there was none.
 
     Args:
@@ -69,7 +67,7 @@ class ExecutorDriver:
         self.address = connector.address
         self.info: pb.ExecutorInfo | None = None
         self.scheduler: Scheduler | None = None
-        self.generations: dict[RequestId, Generation] = {}
+        self.residents = Residents(self, clock)
         self.totals = StepTotals()
         self.problem: OctavoError = NoExecutor("not tried yet")
         self._config = config
@@ -81,18 +79,20 @@ class ExecutorDriver:
         self._run_ahead = cores.run_ahead(config.run_ahead)
         self._scheduler_config: SchedulerConfig | None = None
         self._link: ExecutorLink | None = None
-        self._by_seq_id: dict[SeqId, Generation] = {}
         self._traffic: BlockTraffic | None = None
         self._outlook: Outlook | None = None
         self._outstanding: deque[StepPlan] = deque()  # without a result
         self._step_offset: int | None = None
-        self._ran_in_session: set[RequestId] = set()
-        self._deadline_timers: dict[RequestId, list[asyncio.TimerHandle]] = {}
         self._plan_timer: asyncio.TimerHandle | None = None
         self._save_timer: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.Timeout | None = None
         self._defect: Exception | None = None
         self._is_pump_due = False
+
+    @property
+    def generations(self) -> dict[RequestId, Generation]:
+        """All requests that are here, by id."""
+        return self.residents.generations
 
     @property
     def is_connected(self) -> bool:
@@ -159,20 +159,9 @@ class ExecutorDriver:
             self._plan_timer = self._save_timer = None
             self._outstanding.clear()
             self._run_ahead.restart()
-            self._give_up_fruitless()
+            self.residents.end_fruitless(self._lost)
             if self.scheduler is not None:
                 self.scheduler.reset()
-
-    def _give_up_fruitless(self) -> None:
-        """A request that is there whenever an executor dies may be why: it is not tried for ever."""
-        for request_id in self._ran_in_session:
-            generation = self.generations.get(request_id)
-            if generation is None:
-                continue
-            generation.num_fruitless_sessions += 1
-            if generation.num_fruitless_sessions >= _MAX_FRUITLESS_SESSIONS:
-                self._end(generation, self._lost(generation, f"was lost {_MAX_FRUITLESS_SESSIONS} times before the next token"))
-        self._ran_in_session.clear()
 
     def _open(self, link: ExecutorLink) -> None:
         info = link.info
@@ -278,7 +267,7 @@ class ExecutorDriver:
             self._run_ahead.note_sent(plan.work, self._clock.now())
             self._outstanding.append(plan)
             for sequence in plan.new_sequences:
-                self._note_admitted(sequence.seq_id)
+                self.residents.note_admitted(sequence.seq_id, self.scheduler.cached_tokens)
             self._watch()
         while (save := self._traffic.next_save(len(self._outstanding), self._clock.now())) is not None:
             self._link.send(save)
@@ -308,15 +297,6 @@ class ExecutorDriver:
             if self._watchdog is not None:
                 self._watchdog.reschedule(asyncio.get_running_loop().time())
 
-    def _note_admitted(self, seq_id: SeqId) -> None:
-        generation = self._by_seq_id.get(seq_id)
-        if generation is None or self.scheduler is None:
-            return
-        self._ran_in_session.add(generation.request.request_id)
-        if generation.admitted_at_s is None:
-            generation.admitted_at_s = self._clock.now()
-            generation.cached_tokens_by_tier = self.scheduler.cached_tokens(generation.request.request_id)
-
     def _apply(self, result: pb.StepResult) -> None:
         assert self.scheduler is not None and self._traffic is not None
         plan = self._outstanding.popleft() if self._outstanding else None
@@ -331,30 +311,8 @@ class ExecutorDriver:
         step_s = timings.prepare_s + timings.forward_s + timings.sample_s
         self._run_ahead.note_ended(step_s, timings.idle_s, self._clock.now())
         updates = self.scheduler.apply(plan.step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
-        logprobs = {sampled.seq_id: [sampled.logprobs] for sampled in result.sampled if sampled.HasField("logprobs")}
-        for update in updates:
-            self._route(update, logprobs.get(update.seq_id, []) if update.token_ids else [])
-
-    def _route(self, update: SequenceUpdate, logprobs: list[PositionLogprobs]) -> None:
-        generation = self.generations.get(update.request_id)
-        if generation is None:
-            return
-        if update.finish_reason is FinishReason.QUEUE_TIMEOUT:
-            self._end(generation, QueueTimeout("queue_timeout: the request waited longer for a place in the batch"))
-            return
-        if update.finish_reason is FinishReason.DEADLINE:
-            metadata = {"generatedTokens": str(generation.output.num_tokens)}
-            self._end(generation, DeadlineExceeded("qos.deadline: the request has not ended by then", metadata=metadata))
-            return
-        if update.token_ids:
-            generation.num_fruitless_sessions = 0
-            if generation.first_token_at_s is None:
-                generation.first_token_at_s = self._clock.now()
-        generation.output.push(update, logprobs)
-        if generation.output.is_over:
-            self._end(generation, None)
-        elif update.finish_reason is None and generation.output.has_ended(update.index) and self.scheduler is not None:
-            self.scheduler.finish_sequence(update.seq_id)
+        logprobs = convert.token_logprobs(result) if self.residents.want_logprobs else {}
+        self.residents.deliver(updates, logprobs)
 
     # Requests
 
@@ -384,14 +342,7 @@ class ExecutorDriver:
             raise ExecutorLost(f"executor {self.address} is gone")
         request = generation.request
         generation.seq_ids = self.scheduler.add(request)
-        self.generations[request.request_id] = generation
-        for seq_id in generation.seq_ids:
-            self._by_seq_id[seq_id] = generation
-        for due_s in (request.queue_deadline_s, request.deadline_s):
-            if due_s is not None:
-                delay_s = max(0.0, due_s - self._clock.now())
-                timer = asyncio.get_running_loop().call_later(delay_s + 0.001, self.expire)
-                self._deadline_timers.setdefault(request.request_id, []).append(timer)
+        self.residents.add(generation)
         self._pump_soon()
 
     def release_all(self) -> list[Generation]:
@@ -411,39 +362,40 @@ class ExecutorDriver:
             released.append(generation)
         return released
 
-    def cancel(self, generation: Generation, error: OctavoError) -> None:
-        """Ends a request that is here; its blocks are free for the next plan."""
-        self._end(generation, error)
-
     def note_output(self, generation: Generation, seq_id: SeqId | None) -> None:
         """The output of a request that is here ended between two pushes: altogether, or as far as one sample goes."""
         if generation.output.is_over:
-            self._end(generation, None)
-        elif seq_id is not None and self.scheduler is not None and self._by_seq_id.get(seq_id) is generation:
-            self.scheduler.finish_sequence(seq_id)
+            self.end(generation, None)
+        elif seq_id is not None and self.residents.of_sequence(seq_id) is generation:
+            self.end_sample(seq_id)
             self._pump_soon()
 
     def give_up(self) -> None:
         """Ends every request that is here: the executor does not come back."""
         for generation in list(self.generations.values()):
-            self._end(generation, self._lost(generation, "is gone and nobody took over"))
+            self.end(generation, self._lost(generation, "is gone and nobody took over"))
 
     def discard(self, error: OctavoError) -> None:
         """Ends every request that is here and forgets the core, whose state cannot be trusted any more."""
         self.scheduler = self._outlook = None
         for generation in list(self.generations.values()):
-            self._end(generation, error)
+            self.end(generation, error)
 
     def expire(self) -> None:
         """Ends the requests that have waited, or run, longer than they want to; called when one may have."""
         if self.scheduler is not None:
-            for update in self.scheduler.expire(self._clock.now()):
-                self._route(update, [])
+            self.residents.end_late(self.scheduler.expire(self._clock.now()))
 
-    def _end(self, generation: Generation, error: OctavoError | None) -> None:
-        request_id = generation.request.request_id
-        if self.generations.get(request_id) is not generation:
+    def end_sample(self, seq_id: SeqId) -> None:
+        """The output of one sample is over, its request is not."""
+        if self.scheduler is not None:
+            self.scheduler.finish_sequence(seq_id)
+
+    def end(self, generation: Generation, error: OctavoError | None) -> None:
+        """A request is over, by its output or for a reason; one that is not here is fine. Its blocks are free at once."""
+        if not self.residents.has(generation):
             return
+        request_id = generation.request.request_id
         self._forget(generation)
         if self.scheduler is not None:
             self.scheduler.cancel(request_id)  # nothing is left there when it ended by its tokens
@@ -458,12 +410,6 @@ class ExecutorDriver:
         return ExecutorLost(f"executor {self.address} {what}", metadata=metadata)
 
     def _forget(self, generation: Generation) -> None:
-        request_id = generation.request.request_id
-        del self.generations[request_id]
+        self.residents.remove(generation)
         if self._traffic is not None:
-            self._traffic.forget(request_id)
-        for timer in self._deadline_timers.pop(request_id, ()):
-            timer.cancel()
-        for seq_id in generation.seq_ids:
-            self._by_seq_id.pop(seq_id, None)
-        generation.seq_ids = ()
+            self._traffic.forget(generation.request.request_id)

@@ -189,7 +189,7 @@ class Engine:
         generation.is_cancelled = True
         for driver in self.drivers:
             if driver.generations.get(request_id) is generation:
-                driver.cancel(generation, error)
+                driver.end(generation, error)
                 return True
         generation.output.fail(error)  # on its way to a driver
         self._on_end(generation)

@@ -7,7 +7,7 @@ from typing import Protocol
 from common.errors import OctavoError
 from common.ids import BlockKey, SeqId
 from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import Request
 
 
@@ -35,6 +35,14 @@ class Output(Protocol):
 
     def push(self, update: SequenceUpdate, logprobs: Sequence[PositionLogprobs]) -> None:
         """News of one sample; as many logprobs as tokens, or none."""
+        ...
+
+    def push_token(self, sample: SampleId, token_id: int) -> bool:
+        """A token of one sample and nothing else; what there is hundreds of in a step.
+
+        Returns:
+            Whether nothing more is wanted of the sample.
+        """
         ...
 
     def fail(self, error: OctavoError) -> None:

@@ -23,8 +23,10 @@ class StepUpdates:
         self.failed: list[SequenceUpdate] = []
 
     def __iter__(self) -> Iterator[SequenceUpdate]:
-        ended = self.ended
         for sample, token_id in self.tokens:
-            update = ended.get(sample.seq_id)
-            yield SequenceUpdate(sample.request_id, sample.seq_id, sample.index, (token_id,)) if update is None else update
+            yield self.update_of(sample, token_id)
         yield from self.failed
+
+    def update_of(self, sample: SampleId, token_id: int) -> SequenceUpdate:
+        """A pair of tokens as an update."""
+        return self.ended.get(sample.seq_id) or SequenceUpdate(sample.request_id, sample.seq_id, sample.index, (token_id,))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from common.errors import OctavoError, SlowConsumer
 from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.text.sample_text import SampleText
 
@@ -80,8 +80,7 @@ class RequestOutput:
         """Takes in the news of one sample. Ask has_ended and error afterwards: text can end what tokens do not."""
         if self.is_over or update.index in self._ended:
             return
-        delta = self._pending.setdefault(update.index, SampleDelta(update.index))
-        sample = self._samples[update.index]
+        delta, sample = self._delta(update.index), self._samples[update.index]
         texts: list[str] = []
         num_used = 0
         for token_id in update.token_ids:
@@ -97,15 +96,37 @@ class RequestOutput:
         delta.text += texts
         delta.token_ids += update.token_ids[:num_used]
         delta.logprobs += logprobs[:num_used]
-        if sample.matched_stop is not None:
-            delta.finish_reason, delta.stop_str = FinishReason.STOP, sample.matched_stop
-        elif update.finish_reason is not None:
+        if update.finish_reason is not None and sample.matched_stop is None:
             delta.finish_reason, delta.stop_token_id = update.finish_reason, update.stop_token_id
             delta.error_message = update.error_message
+        self._take(delta, sample, num_used, sum(map(len, texts)))
+
+    def push_token(self, sample: SampleId, token_id: int) -> bool:
+        """A token of one sample and nothing else. Returns whether nothing more is wanted of it."""
+        index = sample.index
+        if self.is_over or index in self._ended:
+            return True
+        delta, text = self._delta(index), self._samples[index]
+        piece = text.push(token_id)
+        delta.text.append(piece)
+        delta.token_ids.append(token_id)
+        self._take(delta, text, 1, len(piece))
+        return self._error is not None or index in self._ended
+
+    def _delta(self, index: int) -> SampleDelta:
+        delta = self._pending.get(index)
+        if delta is None:
+            delta = self._pending[index] = SampleDelta(index)
+        return delta
+
+    def _take(self, delta: SampleDelta, sample: SampleText, num_tokens: int, num_characters: int) -> None:
+        """So much was added to what is pending of a sample."""
+        if sample.matched_stop is not None:
+            delta.finish_reason, delta.stop_str = FinishReason.STOP, sample.matched_stop
         if delta.finish_reason is not None:
-            self._ended.add(update.index)
-        self._num_pending_tokens += num_used
-        self._num_pending_text += sum(map(len, texts))
+            self._ended.add(delta.index)
+        self._num_pending_tokens += num_tokens
+        self._num_pending_text += num_characters
         if self._is_bounded and (self._num_pending_tokens > MAX_PENDING_TOKENS or self._num_pending_text > MAX_PENDING_TEXT):
             self._error = SlowConsumer(
                 f"the reader is more than {MAX_PENDING_TOKENS} tokens or {MAX_PENDING_TEXT} characters behind"

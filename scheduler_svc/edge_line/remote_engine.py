@@ -6,7 +6,7 @@ the engine is told.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from common.clock import Clock
@@ -16,8 +16,7 @@ from common.ids import RequestId, SeqId
 from octavo.executor.v1 import executor_service_pb2 as executor_pb
 from octavo.scheduler.v1 import admin_service_pb2 as admin_pb
 from octavo.scheduler.v1 import edge_line_pb2 as pb
-from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.edge_line import convert
 from scheduler_svc.edge_line.news import sample_tokens
@@ -76,7 +75,7 @@ class EngineCalls:
 class _Sample:
     generation: Generation
     first_sample: int
-    index: int
+    id: SampleId
     num_tokens: int = 0
 
 
@@ -126,7 +125,9 @@ class RemoteEngine:
         self._next_sample += request.n
         self._generations[first_sample], self._first_samples[generation] = generation, first_sample
         for index in range(request.n):
-            self._samples[first_sample + index] = _Sample(generation, first_sample, index)
+            self._samples[first_sample + index] = _Sample(
+                generation, first_sample, SampleId(generation.request.request_id, _NO_SEQUENCE, index)
+            )
         try:
             await self._calls.ask(pb.EdgeCommand(submit=convert.submit_message(first_sample, request)))
         except BaseException:
@@ -162,8 +163,9 @@ class RemoteEngine:
                 generation.cached_tokens_by_tier = dict(start.cached_tokens_by_tier)
         for number, token_id in sample_tokens(news):
             if (sample := self._samples.get(number)) is not None:
-                request_id = sample.generation.request.request_id
-                self._push(number, sample, SequenceUpdate(request_id, _NO_SEQUENCE, sample.index, (token_id,)), ())
+                sample.num_tokens += 1
+                if sample.generation.output.push_token(sample.id, token_id):
+                    self._note_end(number, sample, is_known=False)
         for update in news.updates:
             self._update(update)
         for failure in news.failures:
@@ -185,27 +187,28 @@ class RemoteEngine:
         if sample is None:
             return
         update = SequenceUpdate(
-            sample.generation.request.request_id,
-            _NO_SEQUENCE,
-            sample.index,
+            sample.id.request_id,
+            sample.id.seq_id,
+            sample.id.index,
             tuple(news.token_ids),
             FinishReason(news.finish_reason) if news.finish_reason else None,
             news.stop_token_id if news.HasField("stop_token_id") else None,
             news.error_message,
         )
-        self._push(news.sample, sample, update, list(news.logprobs))
-
-    def _push(self, number: int, sample: _Sample, update: SequenceUpdate, logprobs: Sequence[PositionLogprobs]) -> None:
-        output = sample.generation.output
-        output.push(update, logprobs)
+        sample.generation.output.push(update, list(news.logprobs))
         sample.num_tokens += len(update.token_ids)
+        self._note_end(news.sample, sample, is_known=update.finish_reason is not None)
+
+    def _note_end(self, number: int, sample: _Sample, *, is_known: bool) -> None:
+        """Something was pushed that may have ended the sample; is_known: the engine said so."""
+        output = sample.generation.output
         if output.error is not None:
             status = convert.error_bytes(output.error)
             self._calls.tell(pb.EdgeCommand(fail_output=pb.FailOutput(first_sample=sample.first_sample, status=status)))
-        elif output.has_ended(sample.index):
+        elif output.has_ended(sample.id.index):
             del self._samples[number]
-            if update.finish_reason is None:  # by its text: the engine does not know
-                ended = pb.EndSample(first_sample=sample.first_sample, index=sample.index, num_tokens=sample.num_tokens)
+            if not is_known:  # it ended by its text
+                ended = pb.EndSample(first_sample=sample.first_sample, index=sample.id.index, num_tokens=sample.num_tokens)
                 self._calls.tell(pb.EdgeCommand(end_sample=ended))
         if output.is_over:
             self._close(sample.generation)

@@ -6,7 +6,7 @@ from common.errors import OctavoError
 from common.ids import SeqId
 from octavo.scheduler.v1 import edge_line_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.edge_line import convert
 from scheduler_svc.edge_line.news import PendingNews
 from scheduler_svc.generation import Generation
@@ -76,6 +76,21 @@ class RemoteOutput:
             if update.finish_reason is not None:
                 self._ended.add(index)
         self._tell()
+
+    def push_token(self, sample: SampleId, token_id: int) -> bool:
+        """A token of one sample and nothing else; called from the step loop."""
+        index = sample.index
+        if self._error is not None or index in self._ended:
+            return True
+        self._num_tokens[index] += 1
+        self._seq_ids[index] = sample.seq_id
+        if not self._has_started:
+            self._start()
+        news = self._news
+        news.samples.append(self._first_sample + index)
+        news.token_ids.append(token_id)
+        self._tell()
+        return False
 
     def fail(self, error: OctavoError) -> None:
         """The request is over; the edge is told why."""

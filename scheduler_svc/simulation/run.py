@@ -10,7 +10,7 @@ from common.degraded import DegradedPaths
 from common.errors import OctavoError
 from common.ids import BlockKey, RequestId
 from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 from scheduler_svc.core_maker import CoreMaker, PlainCores
 from scheduler_svc.engine import Engine
@@ -92,12 +92,17 @@ class _Output:
 
     def push(self, update: SequenceUpdate, logprobs: Sequence[PositionLogprobs]) -> None:
         """A token, or the end."""
-        if update.token_ids:
-            self._served.last_s = self._clock.time()
-            self._served.first_s = self._served.last_s if self._served.first_s is None else self._served.first_s
-            self._served.num_tokens += len(update.token_ids)
+        for token_id in update.token_ids:
+            self.push_token(SampleId(update.request_id, update.seq_id, update.index), token_id)
         if update.finish_reason is not None:
             self._end()
+
+    def push_token(self, sample: SampleId, token_id: int) -> bool:
+        """A token."""
+        self._served.last_s = self._clock.time()
+        self._served.first_s = self._served.last_s if self._served.first_s is None else self._served.first_s
+        self._served.num_tokens += 1
+        return self.is_over
 
     def fail(self, error: OctavoError) -> None:
         """It failed."""

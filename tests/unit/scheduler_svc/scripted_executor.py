@@ -9,7 +9,7 @@ from common.errors import OctavoError
 from common.ids import BlockKey, RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 
 FINGERPRINT = b"f" * 32
@@ -101,6 +101,10 @@ class RecordedOutput:
         mine = sum(len(u.token_ids) for u in self.updates if u.index == update.index)
         if update.finish_reason is not None or mine == self._end_after:  # as if a stop string had been found
             self._ended.add(update.index)
+
+    def push_token(self, sample: SampleId, token_id: int) -> bool:
+        self.push(SequenceUpdate(sample.request_id, sample.seq_id, sample.index, (token_id,)), [])
+        return self.is_over or self.has_ended(sample.index)
 
     def fail(self, error: OctavoError) -> None:
         if not self.is_over:

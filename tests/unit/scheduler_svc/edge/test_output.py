@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from common.errors import Cancelled, SlowConsumer
 from common.ids import RequestId, SeqId
 from octavo.types.v1.types_pb2 import PositionLogprobs, TokenLogprob
-from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.edge.output import MAX_PENDING_TOKENS, RequestOutput, SampleDelta
 from scheduler_svc.text.detokenizer import DetokenizerFactory
@@ -169,3 +169,20 @@ async def test_a_failure_comes_after_what_was_there() -> None:
     assert text(await out.read()) == "x"
     with pytest.raises(Cancelled):
         await out.read()
+
+
+@given(st.text("abcdé\n", max_size=40), st.lists(st.text("abcd", min_size=1, max_size=3), max_size=2), st.booleans())
+@settings(deadline=None)
+def test_a_token_by_the_short_way_does_what_an_update_does(written: str, stop: list[str], is_bounded: bool) -> None:
+    long, short = (output(2, *stop, is_bounded=is_bounded) for _ in range(2))
+    for token_id in TOKENIZER.encode(written):
+        long.push(update([token_id], 1), [])
+        assert short.push_token(SampleId(RequestId("r"), SeqId(1), 1), token_id) == long.has_ended(1)
+    assert (short.num_tokens, short.is_over, short._pending) == (long.num_tokens, long.is_over, long._pending)
+
+
+def test_a_reader_that_is_too_slow_for_single_tokens_loses_its_request() -> None:
+    out = output()
+    told = [out.push_token(SampleId(RequestId("r"), SeqId(0), 0), 5) for _ in range(MAX_PENDING_TOKENS + 1)]
+    assert told == [False] * MAX_PENDING_TOKENS + [True]
+    assert isinstance(out.error, SlowConsumer)
