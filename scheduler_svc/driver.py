@@ -165,19 +165,7 @@ class ExecutorDriver:
 
     def _open(self, link: ExecutorLink) -> None:
         info = link.info
-        config = SchedulerConfig(
-            num_blocks=info.num_blocks,
-            block_size=info.block_size,
-            max_num_seqs=info.max_num_seqs,
-            max_num_batched_tokens=info.max_num_batched_tokens,
-            max_chunk_tokens=min(self._config.max_chunk_tokens or info.max_num_batched_tokens, info.max_num_batched_tokens),
-            max_waiting_requests=self._config.max_waiting_requests,
-            max_waiting_tokens=self._config.max_waiting_tokens,
-            prefix_caching=self._config.prefix_caching,
-            save_blocks=bool(info.kv_transport) and self._config.prefix_caching,
-            max_wait_s=self._config.max_wait_s or None,
-            tenants=self._config.tenants,
-        )
+        config = self._config.limits_of(info)
         if self.scheduler is None or config != self._scheduler_config:
             moving = self.release_all()
             self.scheduler = self._cores.scheduler(config, self._run_ahead, self._config.policy, info)

@@ -22,6 +22,12 @@ def make_config(**changes: object) -> SchedulerConfig:
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
+def sizes(plan: StepPlan | None) -> list[tuple[int, int]]:
+    """(sequence, tokens) of each chunk."""
+    assert plan is not None
+    return [(chunk.seq_id, chunk.num_tokens) for chunk in plan.chunks]
+
+
 class Rig:
     """See the module's first line."""
 

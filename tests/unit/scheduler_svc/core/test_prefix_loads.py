@@ -1,0 +1,123 @@
+"""Blocks between the device and the store: loaded for who waits, saved once they are computed."""
+
+from common.block_hash import chain_keys
+from tests.unit.scheduler_svc.core.rig import ROOT, Rig, make_config, sizes
+
+
+def fill_store(rig: Rig, prompt: list[int]) -> None:
+    rig.add(prompt, max_tokens=1)
+    rig.run()
+    while rig.take_saves(100, early=False):
+        rig.end_save()
+    rig.scheduler.flush_cache()
+
+
+def test_load_brings_a_prefix_and_holds_the_request_back() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    fill_store(rig, list(range(20)))
+    request_id = rig.add(list(range(20)))
+
+    assert len(rig.scheduler.missing_keys(request_id)) == 4  # the fifth ends with the prompt
+    assert rig.begin_load(request_id, 4, early=False)
+    assert rig.schedule() is None
+    assert rig.scheduler.missing_keys(request_id) == ()
+    rig.end_load()
+    assert sizes(rig.schedule()) == [(2, 4)]
+    assert rig.scheduler.cached_tokens(request_id) == {"shm": 16}
+    rig.wind_up()
+
+
+def test_partial_load_counts_as_far_as_it_got() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    fill_store(rig, list(range(20)))
+    rig.add(list(range(4)), max_tokens=1)
+    rig.run()
+    request_id = rig.add(list(range(20)))
+
+    assert rig.begin_load(request_id, 2, early=True)
+    rig.end_load()
+    assert sizes(rig.schedule()) == [(3, 8)]
+    assert rig.scheduler.cached_tokens(request_id) == {"device": 4, "shm": 8}
+    rig.wind_up()
+
+
+def test_second_request_waits_for_the_first_ones_load() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    fill_store(rig, list(range(20)))
+    first, second = rig.add(list(range(20))), rig.add(list(range(18)))
+    assert rig.begin_load(first, 4, early=False)
+
+    assert not rig.begin_load(second, 4, early=False)
+    assert rig.schedule() is None
+    rig.end_load()
+    assert sizes(rig.schedule()) == [(2, 4), (3, 2)]
+    rig.wind_up()
+
+
+def test_blocks_of_a_load_are_held_though_its_request_is_cancelled() -> None:
+    rig = Rig(make_config(num_blocks=8, save_blocks=True))
+    fill_store(rig, list(range(20)))
+    cancelled = rig.add(list(range(20)))
+    assert rig.begin_load(cancelled, 4, early=False)
+    rig.cancel(cancelled)
+    rig.add([9] * 18)  # five blocks: four are free
+
+    assert rig.schedule() is None
+    rig.end_load()
+    assert sizes(rig.schedule()) == [(3, 18)]
+    rig.wind_up()
+
+
+def test_blocks_that_a_step_in_flight_may_touch_are_not_loaded_into() -> None:
+    rig = Rig(make_config(num_blocks=8, save_blocks=True))
+    fill_store(rig, list(range(20)))
+    runner = rig.add([9] * 20, max_tokens=9)
+    rig.schedule()
+    rig.cancel(runner)
+    request_id = rig.add(list(range(20)))
+
+    assert not rig.begin_load(request_id, 4, early=True)  # three blocks are untouched
+    rig.apply()
+    assert rig.begin_load(request_id, 4, early=True)
+    rig.wind_up()
+
+
+def test_late_news_of_unknown_transfers_is_fine() -> None:
+    rig = Rig(make_config())
+    rig.scheduler.end_load(7, 3, {})
+    rig.scheduler.end_save(7)
+    rig.scheduler.finish_sequence(rig.seq_ids(rig.add([1]))[0])
+    rig.scheduler.check_integrity()
+
+
+def test_block_is_saved_once_and_only_when_computed() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    rig.add(list(range(10)), max_tokens=1)
+    rig.schedule()
+    assert rig.scheduler.take_saves(10) is None
+    rig.apply()
+
+    plan = rig.scheduler.take_saves(1)
+    assert plan is not None
+    assert [block.key for block in plan.blocks] == chain_keys(ROOT, range(10), 4)[:1]
+    second = rig.scheduler.take_saves(10)
+    assert second is not None
+    assert [block.key for block in second.blocks] == chain_keys(ROOT, range(10), 4)[1:]
+    assert rig.scheduler.flush_cache() == 0
+    rig.scheduler.end_save(plan.save_id)
+    rig.scheduler.end_save(second.save_id)
+    rig.add(list(range(10)), max_tokens=1)
+    rig.run()
+    assert rig.scheduler.take_saves(10) is None
+    assert rig.scheduler.flush_cache() == 2
+
+
+def test_loaded_blocks_are_not_saved_again() -> None:
+    rig = Rig(make_config(save_blocks=True))
+    fill_store(rig, list(range(9)))
+    request_id = rig.add(list(range(9)), max_tokens=1)
+    rig.begin_load(request_id, 2, early=True)
+    rig.end_load()
+    rig.run()
+
+    assert rig.scheduler.take_saves(10) is None
