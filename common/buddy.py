@@ -61,6 +61,8 @@ class BuddyAllocator:
             raise ValueError(f"num_units is {num_units}, must be at least 1")
         if num_units > self.num_free_units:
             return None
+        if num_units == 1 and self._num_chunks[0]:
+            return self._take_single()
         for order in range((num_units - 1).bit_length(), len(self._num_chunks)):
             if self._num_chunks[order]:
                 start = self._lowest(order)
@@ -188,6 +190,16 @@ class BuddyAllocator:
         self._carve(start, end - start)
         return Run(start, end - start)
 
+    def _take_single(self) -> int:
+        """Takes the lowest chunk of one unit; there is one."""
+        start = self._lowest(0)
+        heapq.heappop(self._starts[0])
+        self._num_chunks[0] -= 1
+        self._order_at[start] = _NO_CHUNK
+        self._allocated[start] = 1
+        self.num_free_units -= 1
+        return start
+
     def _take_head(self, start: int, order: int, num_units: int) -> None:
         """Takes the first units of the lowest chunk of its order; what is left of it has no free buddies."""
         heapq.heappop(self._starts[order])
@@ -198,10 +210,7 @@ class BuddyAllocator:
             piece = (position & -position).bit_length() - 1
             self._list_chunk(position, piece)
             position += 1 << piece
-        if num_units == 1:
-            self._allocated[start] = 1
-        else:
-            self._allocated[start : start + num_units] = b"\1" * num_units
+        self._allocated[start : start + num_units] = b"\1" * num_units
         self.num_free_units -= num_units
 
     def _carve(self, start: int, num_units: int) -> None:

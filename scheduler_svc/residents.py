@@ -102,7 +102,7 @@ class Residents:
     def deliver(self, updates: StepUpdates, logprobs: Mapping[SeqId, Sequence[PositionLogprobs]]) -> None:
         """Hands out what a step brought. Most of it is one token for a sequence, which goes the short way."""
         ended, by_seq_id, now_s = updates.ended, self._by_seq_id, self._clock.now()
-        for sample, token_id in updates.tokens:
+        for sample, token_id in zip(updates.samples, updates.token_ids, strict=True):
             seq_id = sample.seq_id
             if seq_id in ended or seq_id in logprobs:
                 self._push(updates.update_of(sample, token_id), logprobs.get(seq_id, ()))

@@ -113,7 +113,8 @@ class Results:
                     session.running.offer_saves(sequence)
         for output, token in zip(rows.outputs, tokens, strict=True):
             output.append(token)
-        updates.tokens += zip(rows.samples, tokens, strict=True)
+        updates.samples += rows.samples
+        updates.token_ids += tokens
         completing = [sequence for sequence in decodes.completing if sequence not in void]
         for sequence in completing:
             sequence.extend_keys()
@@ -158,7 +159,8 @@ class Results:
         reason = sequence.append(token_id)
         if sequence.status is SequenceStatus.RUNNING:
             session.running.list_blocks([sequence])
-        updates.tokens.append((sequence.sample, token_id))
+        updates.samples.append(sequence.sample)
+        updates.token_ids.append(token_id)
         if reason is not None:
             updates.ended[seq_id] = self._finish(session, sequence, token_id, reason)
 

@@ -1,4 +1,4 @@
-"""What a step's result brought, for the edge. Most of it is a token for each of many sequences: that is kept as bare pairs."""
+"""What a step's result brought, for the edge. Most of it is a token for each of many sequences: that is kept in two columns."""
 
 from collections.abc import Iterator
 
@@ -10,23 +10,24 @@ class StepUpdates:
     """See the module's first line. Iterating gives all of it as updates, in the order of the plan; failures come last.
 
     Attributes:
-        tokens: one for each sequence that got one, in the order of the plan.
+        samples, token_ids: a token for each sequence that got one, in the order of the plan.
         ended: of those, whose last token it was: the update that says so.
         failed: sequences that failed.
     """
 
-    __slots__ = ("ended", "failed", "tokens")
+    __slots__ = ("ended", "failed", "samples", "token_ids")
 
     def __init__(self) -> None:
-        self.tokens: list[tuple[SampleId, int]] = []
+        self.samples: list[SampleId] = []
+        self.token_ids: list[int] = []
         self.ended: dict[SeqId, SequenceUpdate] = {}
         self.failed: list[SequenceUpdate] = []
 
     def __iter__(self) -> Iterator[SequenceUpdate]:
-        for sample, token_id in self.tokens:
+        for sample, token_id in zip(self.samples, self.token_ids, strict=True):
             yield self.update_of(sample, token_id)
         yield from self.failed
 
     def update_of(self, sample: SampleId, token_id: int) -> SequenceUpdate:
-        """A pair of tokens as an update."""
+        """A token of a sample as an update."""
         return self.ended.get(sample.seq_id) or SequenceUpdate(sample.request_id, sample.seq_id, sample.index, (token_id,))

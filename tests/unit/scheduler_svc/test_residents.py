@@ -48,8 +48,8 @@ def test_tokens_ends_and_failures_reach_their_outputs() -> None:
     for generation in generations:
         residents.add(generation)
     updates = StepUpdates()
-    updates.tokens = [(sample("r0", 0), 5), (sample("r1", 1), 6), (sample("gone", 9), 7)]
-    last = updates.update_of(*updates.tokens[1])
+    updates.samples, updates.token_ids = [sample("r0", 0), sample("r1", 1), sample("gone", 9)], [5, 6, 7]
+    last = updates.update_of(updates.samples[1], 6)
     last.finish_reason = FinishReason.STOP
     updates.ended[SeqId(1)] = last
     failed = updates.update_of(sample("r2", 2), 0)
@@ -70,7 +70,7 @@ def test_a_sample_that_ends_by_its_text_ends_alone() -> None:
     residents = Residents(host, ManualClock())
     residents.add(make("r", [1, 2], RecordedOutput(2, end_after=1)))
     updates = StepUpdates()
-    updates.tokens = [(sample("r", 1, 0), 5)]
+    updates.samples, updates.token_ids = [sample("r", 1, 0)], [5]
     residents.deliver(updates, {})
     assert (host.ended, host.ended_samples) == ([], [1])
 
@@ -89,7 +89,7 @@ def test_log_probabilities_go_with_their_tokens() -> None:
     residents.add(rich)
     assert residents.want_logprobs
     updates = StepUpdates()
-    updates.tokens = [(sample("plain", 1), 5), (sample("rich", 2), 6)]
+    updates.samples, updates.token_ids = [sample("plain", 1), sample("rich", 2)], [5, 6]
     residents.deliver(updates, {SeqId(2): [logprobs]})
     assert seen == [(5, 0), (6, 1)]
     residents.remove(rich)
