@@ -7,7 +7,6 @@ requests, and the next plan goes out in the same breath, while the executor work
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
@@ -28,15 +27,7 @@ from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
 from scheduler_svc.outlook import Outlook
 from scheduler_svc.residents import Residents
-
-
-@dataclass(slots=True)
-class StepTotals:
-    """Sums over the steps of one executor since start, seconds."""
-
-    num_steps: int = 0
-    busy_s: float = 0.0
-    idle_s: float = 0.0
+from scheduler_svc.step_totals import StepTotals
 
 
 class ExecutorDriver:
@@ -292,11 +283,9 @@ class ExecutorDriver:
             raise OctavoError(f"executor {self.address}: result of step {result.step_id} out of order")
         self._watch()
         timings = result.timings
-        self.totals.num_steps += 1
-        self.totals.busy_s += timings.prepare_s + timings.forward_s + timings.sample_s
-        self.totals.idle_s += timings.idle_s
-        self._traffic.note_step(plan.work.num_prefill_tokens)
         step_s = timings.prepare_s + timings.forward_s + timings.sample_s
+        self.totals.add(step_s, timings.idle_s)
+        self._traffic.note_step(plan.work.num_prefill_tokens)
         self._run_ahead.note_ended(step_s, timings.idle_s, self._clock.now())
         updates = self.scheduler.apply(plan.step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
         logprobs = convert.token_logprobs(result) if self.residents.want_logprobs else {}
