@@ -94,7 +94,7 @@ class StoringLink(SimulatedLink):
         now_s = asyncio.get_running_loop().time()
         if command.HasField("load_blocks"):
             load, store = command.load_blocks, self._executor.store
-            num_loaded = store.num_present([BlockKey(block.key) for block in load.blocks])
+            num_loaded = store.num_present([BlockKey(key) for key in load.keys])
             seconds = _FIRST_BLOCK_S + num_loaded * self.info.block_bytes / self._executor.load_bytes_per_s
             self._loads_end_s = max(now_s, self._loads_end_s) + seconds
             store.num_loaded += num_loaded
@@ -104,10 +104,10 @@ class StoringLink(SimulatedLink):
             self._tell_at(self._loads_end_s, pb.RunSessionResponse(blocks_loaded=loaded))
         elif command.HasField("save_blocks"):
             save = command.save_blocks
-            seconds = len(save.blocks) * self.info.block_bytes / self._executor.save_bytes_per_s
+            seconds = len(save.keys) * self.info.block_bytes / self._executor.save_bytes_per_s
             self._saves_end_s = max(now_s, self._saves_end_s) + seconds
-            saved = pb.BlocksSaved(save_id=save.save_id, num_written=len(save.blocks))
-            self._tell_at(self._saves_end_s, pb.RunSessionResponse(blocks_saved=saved), [block.key for block in save.blocks])
+            saved = pb.BlocksSaved(save_id=save.save_id, num_written=len(save.keys))
+            self._tell_at(self._saves_end_s, pb.RunSessionResponse(blocks_saved=saved), list(save.keys))
         else:
             super().send(command)
 

@@ -1,6 +1,6 @@
 """Between octavo.executor.v1 messages and the plain data of core and transfers. No decisions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from common.errors import InvalidParameter
 from common.ids import BlockId, BlockKey, SeqId
@@ -69,12 +69,12 @@ def outcome_to_pb(outcome: StepOutcome, *, idle_s: float) -> pb.StepResult:
 def load_from_pb(message: pb.LoadBlocks) -> Load:
     """What to bring up from the store."""
     patience = Patience(message.timeout_s, message.timeout_per_block_s)
-    return Load(message.load_id, _blocks_from_pb(message.blocks), patience)
+    return Load(message.load_id, _blocks_from_pb(message.keys, message.block_ids), patience)
 
 
 def save_from_pb(message: pb.SaveBlocks) -> Save:
     """What to bring down to the store."""
-    return Save(message.save_id, _blocks_from_pb(message.blocks))
+    return Save(message.save_id, _blocks_from_pb(message.keys, message.block_ids))
 
 
 def transfer_to_pb(done: LoadDone | SaveDone) -> pb.RunSessionResponse:
@@ -126,5 +126,5 @@ def _logprobs_to_pb(logprobs: PositionLogprobs) -> types_pb2.PositionLogprobs:
     )
 
 
-def _blocks_from_pb(blocks: Iterable[pb.KeyedBlock]) -> list[tuple[BlockKey, BlockId]]:
-    return [(BlockKey(block.key), BlockId(block.block_id)) for block in blocks]
+def _blocks_from_pb(keys: Sequence[bytes], block_ids: Sequence[int]) -> list[tuple[BlockKey, BlockId]]:
+    return list(zip(map(BlockKey, keys), map(BlockId, block_ids), strict=True))

@@ -151,12 +151,12 @@ class BlockTraffic:
                 self._prefetches.begin(request, Found(begin, prompt.tiers, now_s), keys)
             return None
         self._prefetches.drop(request.request_id)
-        tiers = prompt.tiers[: len(plan.blocks)]
+        tiers = prompt.tiers[: len(plan.keys)]
         load_s = sum(self._policy.speed(tier).seconds(tiers.count(tier)) for tier in set(tiers))
         compute_s = self._prefill.seconds(prompt.begin, prompt.begin + len(tiers) * block_size)
         is_quick = load_s <= _QUICK * compute_s and all(tier == "shm" for tier in tiers)
         self._loads[plan.load_id] = _LoadUnderWay(tiers, now_s + prompt.transfers_s + load_s, is_quick)
-        return convert.load_command(plan, decision.patience.at_most(self._config.store_load_timeout_s, len(plan.blocks)))
+        return convert.load_command(plan, decision.patience.at_most(self._config.store_load_timeout_s, len(plan.keys)))
 
     def _queue_s(self, now_s: float) -> float:
         """Until a request could run in any case: behind prompts that were begun, and behind those that are loaded quickly.

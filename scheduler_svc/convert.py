@@ -1,6 +1,5 @@
 """Plans of the core to messages of octavo.executor.v1, and results back. Knows both shapes; decides nothing."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -42,14 +41,14 @@ def _encoded_chunk(chunk: core.Chunk) -> bytes:
 
 def load_command(plan: core.LoadPlan, patience: Patience) -> pb.RunSessionRequest:
     """A load of blocks from the store."""
-    load = pb.LoadBlocks(load_id=plan.load_id, blocks=_keyed_blocks(plan.blocks))
+    load = pb.LoadBlocks(load_id=plan.load_id, keys=plan.keys, block_ids=plan.block_ids)
     load.timeout_s, load.timeout_per_block_s = patience.first_s, patience.per_block_s
     return pb.RunSessionRequest(load_blocks=load)
 
 
 def save_command(plan: core.SavePlan) -> pb.RunSessionRequest:
     """A save of blocks to the store."""
-    return pb.RunSessionRequest(save_blocks=pb.SaveBlocks(save_id=plan.save_id, blocks=_keyed_blocks(plan.blocks)))
+    return pb.RunSessionRequest(save_blocks=pb.SaveBlocks(save_id=plan.save_id, keys=plan.keys, block_ids=plan.block_ids))
 
 
 def sampled_tokens(result: pb.StepResult) -> dict[SeqId, int]:
@@ -93,7 +92,3 @@ def _sampling(sampling: SamplingParams, stop: StopConditions) -> pb.SequenceSamp
         suppressed_until_min_tokens=sorted(stop.stop_token_ids) if stop.min_tokens else (),
         num_logprobs=sampling.num_logprobs,
     )
-
-
-def _keyed_blocks(blocks: Sequence[core.KeyedBlock]) -> list[pb.KeyedBlock]:
-    return [pb.KeyedBlock(key=block.key, block_id=block.block_id) for block in blocks]

@@ -57,27 +57,21 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedBlock:
-    """A device block and the key of its content."""
-
-    key: BlockKey
-    block_id: BlockId
-
-
-@dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Fill these device blocks from the store; a chain in order of position."""
+    """Fill these device blocks from the store; a chain in order of position, and the key of each."""
 
     load_id: int
-    blocks: tuple[KeyedBlock, ...]
+    keys: tuple[BlockKey, ...]
+    block_ids: tuple[BlockId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """Write these computed device blocks to the store; they stay unchanged until end_save."""
+    """Write these computed device blocks to the store, under the key of each; they stay unchanged until end_save."""
 
     save_id: int
-    blocks: tuple[KeyedBlock, ...]
+    keys: tuple[BlockKey, ...]
+    block_ids: tuple[BlockId, ...]
 
 
 @dataclass(frozen=True, slots=True)

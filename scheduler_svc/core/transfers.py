@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from common.ids import BlockId, BlockKey
 from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.plan import KeyedBlock, LoadPlan, SavePlan
+from scheduler_svc.core.plan import LoadPlan, SavePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Transfers:
         self._pool.index.promise(keys, None)
         load_id = next(self._ids)
         self._loads[load_id] = Load(prefix, list(keys), block_ids)
-        return LoadPlan(load_id, tuple(map(KeyedBlock, keys, block_ids)))
+        return LoadPlan(load_id, tuple(keys), tuple(block_ids))
 
     def end_load(self, load_id: int, num_loaded: int) -> None:
         """Lists the loaded blocks; they are cached now, and the rest is free. Unknown ids are fine."""
@@ -79,8 +79,9 @@ class Transfers:
         if not taken:
             return None
         save_id = next(self._ids)
-        self._saves[save_id] = [block_id for _, block_id in taken]
-        return SavePlan(save_id, tuple(KeyedBlock(key, block_id) for key, block_id in taken))
+        keys, block_ids = zip(*taken, strict=True)
+        self._saves[save_id] = list(block_ids)
+        return SavePlan(save_id, keys, block_ids)
 
     def end_save(self, save_id: int) -> None:
         """Lets go of the blocks. Unknown ids are fine."""

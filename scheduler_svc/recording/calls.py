@@ -91,7 +91,7 @@ class CallEncoder:
     def begin_load(self, request_id: RequestId, num_blocks: int, plan: LoadPlan | None) -> pb.Call:
         """Scheduler.begin_load."""
         load = pb.BeginLoad(request=self._request_numbers.get(request_id, 0), num_blocks=num_blocks)
-        return _call(digests.of_transfer(plan.load_id, plan.blocks) if plan else digests.NOTHING, begin_load=load)
+        return _call(digests.of_transfer(plan.load_id, plan.block_ids) if plan else digests.NOTHING, begin_load=load)
 
     def end_load(self, load_id: int, num_loaded: int, num_by_tier: dict[str, int]) -> pb.Call:
         """Scheduler.end_load."""
@@ -127,7 +127,7 @@ class CallEncoder:
 
     def take_saves(self, max_blocks: int, plan: SavePlan | None) -> pb.Call:
         """Scheduler.take_saves."""
-        result = digests.of_transfer(plan.save_id, plan.blocks) if plan else digests.NOTHING
+        result = digests.of_transfer(plan.save_id, plan.block_ids) if plan else digests.NOTHING
         return _call(result, take_saves=pb.TakeSaves(max_blocks=max_blocks))
 
     def end_save(self, save_id: int) -> pb.Call:

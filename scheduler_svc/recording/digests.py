@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import xxhash
 
 from common.errors import OctavoError
-from scheduler_svc.core.plan import KeyedBlock, SequenceUpdate, StepPlan
+from common.ids import BlockId
+from scheduler_svc.core.plan import SequenceUpdate, StepPlan
 from scheduler_svc.core.request import FinishReason, Request
 
 Digests = tuple[int, int]
@@ -45,9 +46,9 @@ def of_plan(plan: StepPlan | None) -> Digests:
     return of_numbers(who), of_numbers(blocks)
 
 
-def of_transfer(transfer_id: int, blocks: Sequence[KeyedBlock]) -> Digests:
+def of_transfer(transfer_id: int, block_ids: Sequence[BlockId]) -> Digests:
     """Of a load or a save."""
-    return of_numbers((transfer_id, len(blocks))), of_numbers(block.block_id for block in blocks)
+    return of_numbers((transfer_id, len(block_ids))), of_numbers(block_ids)
 
 
 def of_updates(updates: Iterable[SequenceUpdate]) -> Digests:

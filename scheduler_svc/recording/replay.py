@@ -172,7 +172,7 @@ class Replay:
 
     def _begin_load(self, load: pb.BeginLoad) -> Digests:
         plan = self.core.begin_load(RequestId(str(load.request)), load.num_blocks)
-        return digests.of_transfer(plan.load_id, plan.blocks) if plan else digests.NOTHING
+        return digests.of_transfer(plan.load_id, plan.block_ids) if plan else digests.NOTHING
 
     def _end_load(self, load: pb.EndLoad) -> None:
         self.core.end_load(load.load_id, load.num_loaded, dict(load.num_by_tier))
@@ -198,7 +198,7 @@ class Replay:
 
     def _take_saves(self, take: pb.TakeSaves) -> Digests:
         plan = self.core.take_saves(take.max_blocks)
-        return digests.of_transfer(plan.save_id, plan.blocks) if plan else digests.NOTHING
+        return digests.of_transfer(plan.save_id, plan.block_ids) if plan else digests.NOTHING
 
     def _end_save(self, save: pb.EndSave) -> None:
         self.core.end_save(save.save_id)

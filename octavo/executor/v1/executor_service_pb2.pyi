@@ -680,7 +680,7 @@ Global___StepTimings: _TypeAlias = StepTimings  # noqa: Y015
 
 @_typing.final
 class KeyedBlock(_message.Message):
-    """A block on the device and its key in the store."""
+    """A block on the device and its key in the store. Not sent any more: a message for each of a thousand blocks takes a millisecond."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -713,6 +713,8 @@ class LoadBlocks(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     TIMEOUT_PER_BLOCK_S_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
     load_id: _builtins.int
     timeout_s: _builtins.float
     """Give up after this many seconds; what was loaded by then counts."""
@@ -720,7 +722,15 @@ class LoadBlocks(_message.Message):
     """Each block that is loaded makes it worth waiting so much longer."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyedBlock]:
-        """A chain: in order of position. The load stops at the first miss."""
+        """Not sent any more: keys and block_ids."""
+
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """A chain: in order of position. The load stops at the first miss. 32 bytes each, see common/block_hash.py."""
+
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """On the device, by key."""
 
     def __init__(
         self,
@@ -729,10 +739,12 @@ class LoadBlocks(_message.Message):
         blocks: _abc.Iterable[Global___KeyedBlock] | None = ...,
         timeout_s: _builtins.float = ...,
         timeout_per_block_s: _builtins.float = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "load_id", b"load_id", "timeout_per_block_s", b"timeout_per_block_s", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "blocks", b"blocks", "keys", b"keys", "load_id", b"load_id", "timeout_per_block_s", b"timeout_per_block_s", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -842,18 +854,30 @@ class SaveBlocks(_message.Message):
 
     SAVE_ID_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
     save_id: _builtins.int
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyedBlock]: ...
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyedBlock]:
+        """Not sent any more: keys and block_ids."""
+
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As in LoadBlocks."""
+
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         save_id: _builtins.int = ...,
         blocks: _abc.Iterable[Global___KeyedBlock] | None = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "save_id", b"save_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "blocks", b"blocks", "keys", b"keys", "save_id", b"save_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

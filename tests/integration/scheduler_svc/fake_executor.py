@@ -207,21 +207,21 @@ class _Session:
     def load(self, load: pb.LoadBlocks) -> pb.BlocksLoaded:
         num_loaded = 0
         limit, self._executor.forget_before_load = self._executor.forget_before_load, None
-        for block in load.blocks:
-            if block.key not in self._executor.stored or num_loaded == limit:
+        for key, block_id in zip(load.keys, load.block_ids, strict=True):
+            if key not in self._executor.stored or num_loaded == limit:
                 break
-            self._kv[block.block_id] = list(self._executor.stored[block.key])
+            self._kv[block_id] = list(self._executor.stored[key])
             num_loaded += 1
         tiers = {"shm": num_loaded} if num_loaded else {}
-        reason = "" if num_loaded == len(load.blocks) else "miss"
+        reason = "" if num_loaded == len(load.keys) else "miss"
         return pb.BlocksLoaded(load_id=load.load_id, num_loaded=num_loaded, num_by_tier=tiers, seconds=0.001, reason=reason)
 
     def save(self, save: pb.SaveBlocks) -> pb.BlocksSaved:
-        for block in save.blocks:
-            content = self._block(block.block_id)
+        for key, block_id in zip(save.keys, save.block_ids, strict=True):
+            content = self._block(block_id)
             assert None not in content, "a block is saved before it is full"
-            self._executor.stored[block.key] = [token_id for token_id in content if token_id is not None]
-        return pb.BlocksSaved(save_id=save.save_id, num_written=len(save.blocks))
+            self._executor.stored[key] = [token_id for token_id in content if token_id is not None]
+        return pb.BlocksSaved(save_id=save.save_id, num_written=len(save.keys))
 
     def _block(self, block_id: int) -> list[int | None]:
         return self._kv.setdefault(block_id, [None] * self._executor.info.block_size)

@@ -90,12 +90,12 @@ def test_an_outcome_leaves_whole() -> None:
 
 
 def test_transfers_arrive_and_leave_whole() -> None:
-    blocks = [pb.KeyedBlock(key=b"a" * 32, block_id=3)]
-    expected = [(b"a" * 32, 3)]
+    keys, block_ids = [b"a" * 32, b"b" * 32], [3, 1]
+    expected = [(b"a" * 32, 3), (b"b" * 32, 1)]
 
-    load = pb.LoadBlocks(load_id=1, blocks=blocks, timeout_s=0.5, timeout_per_block_s=0.25)
+    load = pb.LoadBlocks(load_id=1, keys=keys, block_ids=block_ids, timeout_s=0.5, timeout_per_block_s=0.25)
     assert convert.load_from_pb(load) == Load(1, expected, Patience(0.5, 0.25))  # type: ignore[arg-type]
-    assert convert.save_from_pb(pb.SaveBlocks(save_id=2, blocks=blocks)) == Save(2, expected)  # type: ignore[arg-type]
+    assert convert.save_from_pb(pb.SaveBlocks(save_id=2, keys=keys, block_ids=block_ids)) == Save(2, expected)  # type: ignore[arg-type]
     readings = [TierReading("shm", 2, 0.1, 0.2)]
     tiers = [pb.TierLoading(tier="shm", num_blocks=2, first_s=0.1, seconds=0.2)]
     assert convert.transfer_to_pb(LoadDone(1, 2, {"shm": 2}, "why", 0.5, readings)) == pb.RunSessionResponse(

@@ -136,9 +136,11 @@ def test_loads_and_saves_are_answered_beside_the_steps(front: FakeFront) -> None
     """Without a store: a load of nothing, and a save that failed."""
     front.send(FrameKind.OPEN, 1)
     front.receive()
-    block = pb.KeyedBlock(key=b"k" * 32, block_id=0)
-    front.send(FrameKind.COMMAND, 1, pb.RunSessionRequest(load_blocks=pb.LoadBlocks(load_id=4, blocks=[block])))
-    front.send(FrameKind.COMMAND, 1, pb.RunSessionRequest(save_blocks=pb.SaveBlocks(save_id=5, blocks=[block])))
+    keys, block_ids = [b"k" * 32], [0]
+    load = pb.LoadBlocks(load_id=4, keys=keys, block_ids=block_ids)
+    save = pb.SaveBlocks(save_id=5, keys=keys, block_ids=block_ids)
+    front.send(FrameKind.COMMAND, 1, pb.RunSessionRequest(load_blocks=load))
+    front.send(FrameKind.COMMAND, 1, pb.RunSessionRequest(save_blocks=save))
 
     events = {event.WhichOneof("event"): event for event in (front.event(), front.event())}
     assert (events["blocks_loaded"].blocks_loaded.load_id, events["blocks_loaded"].blocks_loaded.num_loaded) == (4, 0)

@@ -46,11 +46,13 @@ def test_stop_ids_are_sent_only_when_they_have_to_be_suppressed() -> None:
 
 
 def test_transfers_keep_the_order_of_their_blocks() -> None:
-    blocks = tuple(core.KeyedBlock(BlockKey(bytes([i]) * 32), BlockId(9 - i)) for i in range(3))
-    load = convert.load_command(core.LoadPlan(5, blocks), Patience(0.5, 0.25)).load_blocks
-    save = convert.save_command(core.SavePlan(6, blocks)).save_blocks
+    keys = tuple(BlockKey(bytes([i]) * 32) for i in range(3))
+    block_ids = tuple(BlockId(9 - i) for i in range(3))
+    load = convert.load_command(core.LoadPlan(5, keys, block_ids), Patience(0.5, 0.25)).load_blocks
+    save = convert.save_command(core.SavePlan(6, keys, block_ids)).save_blocks
     assert (load.load_id, load.timeout_s, save.save_id) == (5, 0.5, 6)
-    assert [b.block_id for b in load.blocks] == [b.block_id for b in save.blocks] == [9, 8, 7]
+    assert tuple(load.keys) == tuple(save.keys) == keys
+    assert tuple(load.block_ids) == tuple(save.block_ids) == block_ids
 
 
 def test_a_result_gives_tokens_and_errors() -> None:

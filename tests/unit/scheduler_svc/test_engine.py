@@ -284,7 +284,7 @@ async def test_stored_blocks_are_loaded_before_the_request_runs() -> None:
         link = executor.links[0]
         assert len(store.asked[0]) == 3 and not link.plans
         load = link.commands[0].load_blocks
-        assert [block.key for block in load.blocks] == store.asked[0][:2]
+        assert list(load.keys) == store.asked[0][:2]
         loaded = pb.BlocksLoaded(load_id=load.load_id, num_loaded=2, num_by_tier={"shm": 1, "disk": 1}, seconds=0.1)
         await link.say(pb.RunSessionResponse(blocks_loaded=loaded))
         assert link.plans[0].new_sequences[0].num_computed_tokens == 8
@@ -305,7 +305,7 @@ async def test_blocks_of_a_request_that_finds_no_room_come_up_while_it_waits_and
         await link.answer(link.plans[0], 9)
         await link.answer(link.plans[1], 9)
         (load,) = [command.load_blocks for command in link.commands if command.HasField("load_blocks")]
-        assert [block.key for block in load.blocks] == store.asked[1]
+        assert list(load.keys) == store.asked[1]
 
 
 async def test_a_prefetch_ends_with_its_request() -> None:
@@ -368,7 +368,7 @@ async def test_a_few_new_blocks_wait_for_others_before_they_are_saved() -> None:
         clock.advance(1.0)
         await link.answer(link.plans[1], 9)
 
-        assert [len(save.blocks) for save in saves(link)] == [2]
+        assert [len(save.keys) for save in saves(link)] == [2]
 
 
 async def test_blocks_are_saved_when_no_step_runs_any_more() -> None:
@@ -385,7 +385,7 @@ async def test_blocks_are_saved_when_no_step_runs_any_more() -> None:
             while not saves(link):
                 await asyncio.sleep(0.01)
 
-        assert [len(save.blocks) for save in saves(link)] == [2]
+        assert [len(save.keys) for save in saves(link)] == [2]
 
 
 async def test_waiting_for_saves_ends_with_the_last_of_them() -> None:

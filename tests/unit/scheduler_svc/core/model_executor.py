@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from common.ids import BlockId, BlockKey, SeqId
-from scheduler_svc.core.plan import KeyedBlock, NewSequence, StepPlan
+from scheduler_svc.core.plan import NewSequence, StepPlan
 from scheduler_svc.core.request import FinishReason, Request, SamplingParams, StopConditions
 
 VOCAB_SIZE = 50
@@ -141,10 +141,10 @@ class ModelExecutor:
     def read(self, block_id: BlockId) -> list[int]:
         return list(self.kv[block_id])
 
-    def write(self, blocks: Seq[KeyedBlock], contents: Seq[list[int]]) -> None:
+    def write(self, block_ids: Seq[BlockId], contents: Seq[list[int]]) -> None:
         """What a load does, or half of it: blocks without content become garbage."""
-        for i, block in enumerate(blocks):
-            self.kv[block.block_id] = list(contents[i]) if i < len(contents) else [GARBAGE] * self.block_size
+        for i, block_id in enumerate(block_ids):
+            self.kv[block_id] = list(contents[i]) if i < len(contents) else [GARBAGE] * self.block_size
 
     def _start(self, new: NewSequence) -> None:
         assert new.seq_id not in self.sequences

@@ -154,7 +154,7 @@ class Rig:
         plan = self.scheduler.begin_load(request_id, num_present) if num_present else None
         if plan is None:
             return False
-        assert len(plan.blocks) == num_present
+        assert len(plan.keys) == num_present
         num_loaded = min(num_loaded, num_present)
         if early:
             self._write_loaded(plan, num_loaded)
@@ -168,7 +168,7 @@ class Rig:
         self.scheduler.end_load(plan.load_id, num_loaded, {"shm": num_loaded})
 
     def _write_loaded(self, plan: LoadPlan, num_loaded: int) -> None:
-        self.executor.write(plan.blocks, [self.store[block.key] for block in plan.blocks[:num_loaded]])
+        self.executor.write(plan.block_ids, [self.store[key] for key in plan.keys[:num_loaded]])
 
     def take_saves(self, max_blocks: int, *, early: bool) -> bool:
         plan = self.scheduler.take_saves(max_blocks)
@@ -186,9 +186,9 @@ class Rig:
         self.scheduler.end_save(plan.save_id)
 
     def _save(self, plan: SavePlan) -> None:
-        for block in plan.blocks:
-            content = self.executor.read(block.block_id)
-            assert self.store.setdefault(block.key, content) == content, "one key, two contents"
+        for key, block_id in zip(plan.keys, plan.block_ids, strict=True):
+            content = self.executor.read(block_id)
+            assert self.store.setdefault(key, content) == content, "one key, two contents"
 
     def reset(self) -> None:
         """The executor dies and another takes its place."""

@@ -99,10 +99,10 @@ def test_block_is_saved_once_and_only_when_computed() -> None:
 
     plan = rig.scheduler.take_saves(1)
     assert plan is not None
-    assert [block.key for block in plan.blocks] == chain_keys(ROOT, range(10), 4)[:1]
+    assert list(plan.keys) == chain_keys(ROOT, range(10), 4)[:1]
     second = rig.scheduler.take_saves(10)
     assert second is not None
-    assert [block.key for block in second.blocks] == chain_keys(ROOT, range(10), 4)[1:]
+    assert list(second.keys) == chain_keys(ROOT, range(10), 4)[1:]
     assert rig.scheduler.flush_cache() == 0
     rig.scheduler.end_save(plan.save_id)
     rig.scheduler.end_save(second.save_id)
