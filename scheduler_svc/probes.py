@@ -2,6 +2,9 @@
 
 Knows the store and which speeds are doubted. Each probe brings a few blocks up into shared memory, where the next request that
 wants them finds them: a prefix that is asked for again and again moves up, whatever its tier is like.
+
+Shared memory is not probed. A probe would measure how fast the store answers, not how fast blocks are copied to the device; a
+request can try, whose patience bounds what that costs.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from scheduler_svc.core.load_policy import LoadPolicy
 
 _BLOCKS_PER_PROBE = 8
 _SHORTEST_PAUSE_S = 0.5
+_MEMORY = "shm"
 
 
 class Probes:
@@ -42,6 +46,9 @@ class Probes:
             tier: its name.
             keys: of a chain, the first one in the tier.
         """
+        if tier == _MEMORY:
+            self._policy.forget(tier)
+            return
         now_s = self._clock.now()
         if tier in self._running or now_s < self._not_before_s.get(tier, 0.0):
             return

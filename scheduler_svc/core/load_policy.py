@@ -93,6 +93,10 @@ class LoadPolicy:
         """Of a tier, known or not."""
         return self.speeds.setdefault(tier, TierSpeed())
 
+    def forget(self, tier: str) -> None:
+        """Nothing is known of a tier any more, so that it is tried."""
+        self.speeds.pop(tier, None)
+
     def decide(self, prompt: Prompt) -> LoadDecision:
         """How many of the found blocks to load, and how long for."""
         if not prompt.tiers:

@@ -19,8 +19,7 @@ def keys_of(numbers: Sequence[int]) -> list[bytes]:
 
 def save_of(save_id: int, keys: Sequence[bytes]) -> pb.RunSessionRequest:
     """Blocks 0, 1, ... under these keys."""
-    blocks = [pb.KeyedBlock(key=key, block_id=at) for at, key in enumerate(keys)]
-    return pb.RunSessionRequest(save_blocks=pb.SaveBlocks(save_id=save_id, blocks=blocks))
+    return pb.RunSessionRequest(save_blocks=pb.SaveBlocks(save_id=save_id, keys=keys, block_ids=range(len(keys))))
 
 
 @contextmanager

@@ -173,11 +173,11 @@ def test_saves_behind_plans_that_will_not_run_reach_the_store_at_the_end(
     engine = dataclasses.replace(queued(make_engine(tmp_path), queue), store=store)
     ours, theirs = socket.socketpair()
     front, loop = FakeFront(ours), StepLoop(Inbox(FramePipe(theirs)), engine, save_drain_s=10.0)
-    block = pb.KeyedBlock(key=b"k" * 32, block_id=0)
+    save = pb.SaveBlocks(save_id=5, keys=[b"k" * 32], block_ids=[0])
     with ours, theirs, caplog.at_level(logging.INFO):
         front.send(FrameKind.OPEN, 1)
         front.plan(1, prompt_plan([4, 5, 6]))
-        front.send(FrameKind.COMMAND, 1, pb.RunSessionRequest(save_blocks=pb.SaveBlocks(save_id=5, blocks=[block])))
+        front.send(FrameKind.COMMAND, 1, pb.RunSessionRequest(save_blocks=save))
         front.send(FrameKind.CLOSE, 1)
         ours.shutdown(socket.SHUT_WR)
         loop.run()
