@@ -104,6 +104,14 @@ class Served:
             admin = admin_service_pb2_grpc.AdminServiceStub(channel)
             admin.FlushCache(admin_service_pb2.FlushCacheRequest(include_store=True), timeout=30)
 
+    def flush_device(self) -> None:
+        """Forgets what devices have cached; the block store keeps what it has."""
+        self._stack.flush_device()
+
+    def log_of(self, name: str) -> str:
+        """The log of one process, so far."""
+        return self._stack.processes[name].log.read_text(errors="replace")
+
     def run(self, workload: Workload, timeout_s: float) -> Run:
         return self._clients.run(self._stack.target, workload.items, timeout_s)
 
