@@ -1,8 +1,9 @@
 """How long a request will wait at one executor, and when it will be through. Pure: from what is there and learned times of steps.
 
-Three things may be short, and the one that is shortest makes the wait: computing (prompts that come before), places in the batch,
-device blocks. Places and blocks come back as running sequences end; so many are running and each stays so long, hence so many
-end in a second (J. D. C. Little, 1961).
+Three things may be short: computing (prompts that come before), places in the batch, device blocks. Places and blocks come back
+as running sequences end; so many are running and each stays so long, hence so many end in a second (J. D. C. Little, 1961). Steps
+that let sequences end do not compute the prompts that come before, so the two times add up; of places and blocks the
+scarcer one counts.
 """
 
 from dataclasses import dataclass, replace
@@ -73,7 +74,7 @@ class WaitForecast:
         num_needed = -(-(backlog.num_prompt_tokens + num_prompt_tokens) // backlog.block_size)
         blocks_missing = num_needed - (backlog.num_blocks - backlog.num_used_blocks)
         blocks_s = turnover_s * max(0, blocks_missing) / max(1, backlog.num_used_blocks)
-        return max(compute_s, seats_s, blocks_s)
+        return compute_s + max(seats_s, blocks_s)
 
     def expected_finish_s(
         self, backlog: Backlog, num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: float

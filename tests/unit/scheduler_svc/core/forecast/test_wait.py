@@ -65,6 +65,12 @@ def test_blocks_are_waited_for_in_proportion_to_those_that_come_back(waits: Wait
     assert waits.expected_wait_s(replace(full, num_used_blocks=950), 800) == 0
 
 
+def test_steps_that_let_sequences_end_do_not_compute_the_prompts_that_come_before(waits: WaitForecast) -> None:
+    queue = replace(BUSY, num_waiting=7, num_prompt_tokens=5120)
+    prompts_s = waits.expected_wait_s(replace(queue, num_running=0, num_waiting=0, num_used_blocks=0), 100)
+    assert waits.expected_wait_s(queue, 100) > prompts_s + 100 * waits.token_s(queue) * 0.99
+
+
 def test_a_cached_prefix_saves_its_computation_and_not_more(waits: WaitForecast) -> None:
     cold_s, warm_s = (waits.expected_finish_s(IDLE, 1024, cached, 100) for cached in (0, 1008))
     assert cold_s - warm_s == pytest.approx(0.005 + 20e-6 * 1008, rel=0.25)
