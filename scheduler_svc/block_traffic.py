@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from common.clock import Clock
 from common.degraded import DegradedPaths
-from common.ids import RequestId
+from common.ids import BlockKey, RequestId
 from octavo.executor.v1 import executor_service_pb2 as pb
 from scheduler_svc import convert
 from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.core.load_policy import LoadPolicy, Prompt
 from scheduler_svc.core.prefill_time import PrefillTime
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.run_ahead import RunAhead
 from scheduler_svc.core.save_policy import BLOCKS_PER_SAVE, SaveLimits, SavePolicy
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.step_time import StepTimeModel
 from scheduler_svc.device_hits import DeviceHits
 from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.generation import Generation
@@ -55,7 +55,7 @@ class BlockTraffic:
         all_saved: set while besides no block waits to be saved.
 
     Args:
-        step_times: of this executor, learned by whoever sees its steps.
+        run_ahead: of this executor: what is under way, and times of steps.
         on_ready: called when due_loads may have some.
     """
 
@@ -67,7 +67,7 @@ class BlockTraffic:
         store: BlockStore,
         degraded: DegradedPaths,
         clock: Clock,
-        step_times: StepTimeModel,
+        run_ahead: RunAhead,
         on_ready: Callable[[], None],
     ):
         self.num_arriving_tokens = 0
@@ -79,11 +79,15 @@ class BlockTraffic:
         self._degraded = degraded
         self._device_hits = DeviceHits(store)
         self._clock = clock
-        self._prefill = PrefillTime(step_times, scheduler.config.max_chunk_tokens)
+        self._run_ahead = run_ahead
+        self._prefill = PrefillTime(run_ahead.step_times, scheduler.config.max_chunk_tokens)
         self._policy = LoadPolicy(info.block_size, self._prefill)
         self._probes = Probes(store, info.kv_fingerprint, self._block_bytes, self._policy, clock)
         self._prefetches = Prefetches(store, info.kv_fingerprint, self._block_bytes, on_ready)
+        self._look_ups: set[asyncio.Task[None]] = set()
         self._loads: dict[int, _LoadUnderWay] = {}
+        self._applied_step = 0
+        self._commands: list[tuple[int, pb.RunSessionRequest]] = []  # of loads, and the step whose result each waits for
         self._num_saves = 0
         self.no_save_runs = asyncio.Event()
         self.no_save_runs.set()
@@ -97,6 +101,8 @@ class BlockTraffic:
         self.all_saved.set()
         self._probes.close()
         self._prefetches.close()
+        for task in self._look_ups:
+            task.cancel()
 
     @property
     def is_loading(self) -> bool:
@@ -125,16 +131,38 @@ class BlockTraffic:
             self.num_arriving_tokens -= len(request.prompt_token_ids)
         return Found(num_device_blocks, tiers, asked_at_s) if tiers else None
 
-    def begin_load(self, request: Request, found: Found) -> pb.RunSessionRequest | None:
-        """The command that brings up what look_up found, as far as that is worth it; the request waits for it."""
+    def bring_back(self, request: Request) -> None:
+        """A request may have been preempted: when it is its turn again, loading what the store has of it may be faster."""
+        if self._info.kv_transport and (keys := self._scheduler.waiting_keys(request.request_id)):
+            self._prefetches.drop(request.request_id)
+            task = asyncio.create_task(self._look_up_again(request, keys))
+            self._look_ups.add(task)
+            task.add_done_callback(self._look_ups.discard)
+
+    async def _look_up_again(self, request: Request, keys: Sequence[BlockKey]) -> None:
+        """Of all its keys: those that the device still has may be gone when it is its turn."""
+        timeout_s = self._config.store_lookup_timeout_s
+        tiers = await self._store.lookup(keys, timeout_s, timeout_s)
+        if tiers and self._scheduler.waiting_keys(request.request_id):
+            self._prefetches.begin(request, Found(0, tiers, self._clock.now()), keys)
+
+    def begin_load(self, request: Request, found: Found) -> bool:
+        """Brings up what a look-up found, as far as that is worth it; the request waits for it. The command is one of due_loads.
+
+        Returns:
+            False: nothing is loaded.
+        """
+        is_next = self._scheduler.next_in_line == request.request_id
+        if not is_next and self._scheduler.admitted_at_s(request.request_id) is not None:
+            return False  # preempted: those ahead of it would take the blocks before it runs
         block_size, now_s = self._info.block_size, self._clock.now()
         keys = self._scheduler.missing_keys(request.request_id)
         # The device may have got more of the prefix during the look-up, or less.
-        begin = _num_loadable_blocks(request, block_size) - len(keys)
+        begin = len(self._scheduler.waiting_keys(request.request_id)) - len(keys)
         gone = ["shm"] * (found.num_device_blocks - begin)
         prompt = Prompt(
             begin=begin * block_size,
-            end=len(request.prompt_token_ids),
+            end=max(len(request.prompt_token_ids), (begin + len(keys)) * block_size + 1),
             tiers=[*gone, *found.tiers[max(0, begin - found.num_device_blocks) :]][: len(keys)],
             spent_s=now_s - found.asked_at_s,
             queue_s=self._queue_s(now_s),
@@ -147,40 +175,46 @@ class BlockTraffic:
             self._probes.consider(decision.declined_tier, keys[first:])
         plan = self._scheduler.begin_load(request.request_id, decision.num_blocks) if decision.num_blocks else None
         if plan is None:
-            if decision.num_blocks or self._scheduler.next_in_line != request.request_id:  # no room, or not its turn
+            if decision.num_blocks or not is_next:  # no room, or not its turn
                 self._prefetches.begin(request, Found(begin, prompt.tiers, now_s), keys)
-            return None
+            return False
         self._prefetches.drop(request.request_id)
         tiers = prompt.tiers[: len(plan.keys)]
         load_s = sum(self._policy.speed(tier).seconds(tiers.count(tier)) for tier in set(tiers))
         compute_s = self._prefill.seconds(prompt.begin, prompt.begin + len(tiers) * block_size)
         is_quick = load_s <= _QUICK * compute_s and all(tier == "shm" for tier in tiers)
         self._loads[plan.load_id] = _LoadUnderWay(tiers, now_s + prompt.transfers_s + load_s, is_quick)
-        return convert.load_command(plan, decision.patience.at_most(self._config.store_load_timeout_s, len(plan.keys)))
+        patience = decision.patience.at_most(self._config.store_load_timeout_s, len(plan.keys))
+        self._commands.append((plan.after_step, convert.load_command(plan, patience)))
+        return True
 
     def _queue_s(self, now_s: float) -> float:
-        """Until a request could run in any case: behind prompts that were begun, and behind those that are loaded quickly.
+        """Until a request could run in any case: behind steps under way, prompts that were begun, and what is loaded quickly.
 
         The latter would have been computed before it, which takes longer. When many ask at once, whoever computed instead of
         waiting for them would hold up all of them. Slower loads do not count: nobody knows when they end.
         """
         loads_s = self._transfers_s(now_s) if all(load.is_quick for load in self._loads.values()) else 0.0
-        return max(loads_s, self._prefill.seconds(0, self._scheduler.num_prefill_tokens_ahead))
+        begun_s = self._prefill.seconds(0, self._scheduler.num_prefill_tokens_ahead)
+        return max(loads_s, begun_s, self._run_ahead.busy_s(now_s))
 
     def _transfers_s(self, now_s: float) -> float:
         """Until the loads under way are expected to end."""
         return max(0.0, max((load.ends_at_s for load in self._loads.values()), default=now_s) - now_s)
 
     def due_loads(self) -> list[pb.RunSessionRequest]:
-        """Loads for requests that waited, whose blocks came up meanwhile or whose turn it is."""
-        commands = []
-        for request, found in self._prefetches.due(self._scheduler.next_in_line, self._clock.now()):
-            command = self.begin_load(request, found)
-            if command is not None:
-                commands.append(command)
-            elif not self._scheduler.is_queued(request.request_id):
-                self._prefetches.drop(request.request_id)
-        return commands
+        """Loads that were begun, also just now: for requests that waited, whose blocks came up meanwhile or whose turn it is."""
+        has_begun = True
+        while has_begun:  # behind one that is loaded for, the turn is another one's
+            has_begun = False
+            for request, found in self._prefetches.due(self._scheduler.next_in_line, self._clock.now()):
+                if self.begin_load(request, found):
+                    has_begun = True
+                elif not self._scheduler.waiting_keys(request.request_id):
+                    self._prefetches.drop(request.request_id)
+        due = [command for after_step, command in self._commands if after_step <= self._applied_step]
+        self._commands = [one for one in self._commands if one[0] > self._applied_step]
+        return due
 
     def forget(self, request_id: RequestId) -> None:
         """A request has ended."""
@@ -241,8 +275,9 @@ class BlockTraffic:
         block_s = self._policy.speed(tier).block_s
         return self._block_bytes / block_s if block_s else 0.0
 
-    def note_step(self, num_prefill_tokens: int) -> None:
-        """A step ended, and its time was learned from."""
+    def note_step(self, step_id: int, num_prefill_tokens: int) -> None:
+        """A step of the core's number ended, and its time was learned from."""
+        self._applied_step = step_id
         if num_prefill_tokens >= _MIN_PREFILL_TOKENS:
             self._prefill.note_prefill()
 

@@ -175,7 +175,7 @@ class ExecutorDriver:
             self._store,
             self._degraded,
             self._clock,
-            self._run_ahead.step_times,
+            self._run_ahead,
             self._send_due_loads,
         )
         self.info = info
@@ -247,6 +247,9 @@ class ExecutorDriver:
             self._outstanding.append(plan)
             for sequence in plan.new_sequences:
                 self.residents.note_admitted(sequence.seq_id, self.scheduler.cached_tokens)
+            for seq_id in plan.dropped_seq_ids:  # preempted, or ended
+                if (generation := self.residents.of_sequence(seq_id)) is not None:
+                    self._traffic.bring_back(generation.request)
             self._watch()
         while (save := self._traffic.next_save(len(self._outstanding), self._clock.now())) is not None:
             self._link.send(save)
@@ -285,7 +288,7 @@ class ExecutorDriver:
         timings = result.timings
         step_s = timings.prepare_s + timings.forward_s + timings.sample_s
         self.totals.add(step_s, timings.idle_s)
-        self._traffic.note_step(plan.work.num_prefill_tokens)
+        self._traffic.note_step(plan.step_id, plan.work.num_prefill_tokens)
         self._run_ahead.note_ended(step_s, timings.idle_s, self._clock.now())
         updates = self.scheduler.apply(plan.step_id, convert.sampled_tokens(result), convert.sequence_errors(result))
         logprobs = convert.token_logprobs(result) if self.residents.want_logprobs else {}
@@ -304,9 +307,8 @@ class ExecutorDriver:
             return
         self.adopt(generation)
         if self._link is not None and self._traffic is not None and found is not None:
-            load = self._traffic.begin_load(generation.request, found)
-            if load is not None:
-                self._link.send(load)
+            self._traffic.begin_load(generation.request, found)
+            self._send_due_loads()
 
     def adopt(self, generation: Generation) -> None:
         """Queues a request here without a look at the store.

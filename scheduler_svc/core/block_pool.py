@@ -138,6 +138,10 @@ class BlockPool:
             self._buddy.free(block_id)
         return settled or None
 
+    def touched_until(self, block_ids: Iterable[BlockId]) -> int:
+        """The newest step that may touch one of the blocks though it was released before; 0: none may."""
+        return max((self._touched_until[block_id] for block_id in block_ids), default=0)
+
     def retain(self, block_id: BlockId) -> None:
         """One more reference to a block that is referenced or cached."""
         num_refs = self._num_refs[block_id]

@@ -58,11 +58,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Fill these device blocks from the store; a chain in order of position, and the key of each."""
+    """Fill these device blocks from the store; a chain in order of position, and the key of each.
+
+    Attributes:
+        after_step: a load runs beside the steps, and this one may still touch the blocks: not before its result is in.
+    """
 
     load_id: int
     keys: tuple[BlockKey, ...]
     block_ids: tuple[BlockId, ...]
+    after_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class SchedulerStats:
 
     Attributes:
         num_waiting_tokens: prompt tokens of waiting requests.
-        num_recomputed_tokens: computed ones of preempted sequences; some are still cached when it is their turn again.
+        num_recomputed_tokens: computed ones that preempted sequences did not find again when it was their turn.
         kv_waste_ratio: slots of used blocks without a token, as a share of the slots of used blocks; shared blocks count once.
     """
 

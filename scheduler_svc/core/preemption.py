@@ -25,9 +25,14 @@ Cost = Callable[[Sequence], float]
 """What it costs to preempt a sequence, at least 0."""
 
 
+STORED_TOKEN = 0.1
+"""What a token costs that was offered to the store, or shared from the start: to load, or to find again, and not to compute."""
+
+
 def lost_tokens(sequence: Sequence) -> float:
-    """Tokens that have to be computed again."""
-    return sequence.num_planned_tokens
+    """Tokens that have to be computed again, and a little for those that probably need not."""
+    num_stored = sequence.num_offered * sequence.table.block_size
+    return sequence.num_planned_tokens - (1.0 - STORED_TOKEN) * num_stored
 
 
 def choose_victim(candidates: Seq[Sequence], cost: Cost = lost_tokens) -> Sequence | None:

@@ -1,4 +1,4 @@
-"""Requests that wait while blocks of their prompts come from the store: what could be loaded for them, and what is.
+"""Requests that wait while blocks of them come from the store: what could be loaded for them, and what is.
 
 Knows requests, those that wait, and a session's blocks. Does not know the store, or whether a load pays.
 """
@@ -29,9 +29,9 @@ class PrefixLoads:
     def missing_keys(self, session: Session, request_id: RequestId) -> tuple[BlockKey, ...]:
         """See Scheduler.missing_keys."""
         state = self._requests.get(request_id)
-        if state is None or not state.is_queued or state.load_id is not None:
+        if state is None or not state.waits_whole or state.load_id is not None:
             return ()
-        keys = self._loadable_keys(state)
+        keys = state.waiting_keys
         num_present = len(session.pool.index.match(keys))
         if num_present < len(keys) and session.pool.index.is_promised(keys[num_present]):
             return ()
@@ -45,7 +45,7 @@ class PrefixLoads:
         state = self._requests.get(request_id)
         assert state is not None, f"request {request_id} has keys"
         pool = session.pool
-        prefix = pool.index.match(self._loadable_keys(state))
+        prefix = pool.index.match(state.waiting_keys)
         if not session.running.can_take(len(keys) + pool.num_cached_of(prefix)):
             return None
         plan = self._transfers.begin_load(prefix, keys, session.outstanding.applied_step_id)
@@ -62,6 +62,7 @@ class PrefixLoads:
         if state is not None:
             state.load_id = None
             self._waiting.release(state.sequences)
+            state.has_loaded = True
             state.loaded_by_tier = {tier: num * self._block_size for tier, num in num_by_tier.items() if num}
 
     def give_up(self) -> None:
@@ -70,7 +71,3 @@ class PrefixLoads:
             state.load_id = None
             self._waiting.release(state.sequences)
         self._loading.clear()
-
-    def _loadable_keys(self, state: RequestState) -> list[BlockKey]:
-        """Of all blocks but the one with the prompt's last token: at least one token has to be computed."""
-        return state.prompt_keys[: (len(state.request.prompt_token_ids) - 1) // self._block_size]

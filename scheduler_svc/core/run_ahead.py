@@ -76,6 +76,12 @@ class RunAhead:
         else:
             self._extra_lead_s *= _SHRINK
 
+    def busy_s(self, now_s: float) -> float:
+        """Until the steps under way should have ended."""
+        if not self._under_way:
+            return 0.0
+        return max(0.0, self._oldest_began_s + sum(sent.predicted_s for sent in self._under_way) - now_s)
+
     def due_s(self, now_s: float) -> float | None:
         """When to send the next plan: a time that may have passed; None: not before a result is in."""
         if not self._under_way:

@@ -86,15 +86,22 @@ class RunningSet:
         """Whether so many blocks can go to somebody new, and one still is left for each sequence that runs."""
         return num_blocks + len(self._sequences) <= self._pool.num_available
 
-    def affordable(self, sequence: Sequence, attachment: Attachment) -> Attachment | None:
+    def affordable(self, sequence: Sequence, attachment: Attachment, *, is_loaded: bool = False) -> Attachment | None:
         """The attachment that a waiting sequence can start with: a copy needs one block more than computing.
+
+        Args:
+            sequence: waiting.
+            attachment: that was found for it.
+            is_loaded: blocks were loaded for it. There was a block for each that runs when that began; by now some have been
+                taken, and as long as it does not run its own would be next.
 
         Returns:
             None: there are not enough blocks.
         """
         for option in (attachment, attachment.without_copy(self._block_size)):
             taken = option.shared if option.copy_source is None else [*option.shared, option.copy_source]
-            if self.can_take(self._num_new_blocks(sequence, option) + self._pool.num_cached_of(taken)):
+            num_blocks = self._num_new_blocks(sequence, option) + self._pool.num_cached_of(taken)
+            if self.can_take(num_blocks - (len(self) + 1) // 2 if is_loaded else num_blocks):
                 return option
         return None
 
@@ -141,7 +148,7 @@ class RunningSet:
         return sorted(due + self._stalled, key=_rank) if self._stalled else due
 
     def stall(self, sequence: Sequence) -> None:
-        """There is no block for a sequence that decodes."""
+        """There is no block for a sequence that decodes, or it steps aside for once."""
         if sequence.is_decoding:
             self.decodes.leave(sequence, self._outstanding.planned_step_id)
             self._stalled.append(sequence)

@@ -165,22 +165,24 @@ class Scheduler:
 
     @property
     def next_in_line(self) -> RequestId | None:
-        """The request that is to be admitted next, if it is a new one. None: somebody is to go on first, or nobody waits."""
+        """The request that is to be admitted next, if it waits whole. None: others of its samples run, or nobody waits."""
         sequence = self._policy.first()
-        if sequence is None or not self._requests.state_of(sequence).is_queued:
+        if sequence is None or not self._requests.state_of(sequence).waits_whole:
             return None
         return sequence.request.request_id
 
-    def is_queued(self, request_id: RequestId) -> bool:
-        """Whether a request is here and was never admitted."""
+    def waiting_keys(self, request_id: RequestId) -> tuple[BlockKey, ...]:
+        """Keys of the full blocks of a request that waits whole, preempted or never admitted, but for the last known token's.
+
+        Empty when it does not: others of its samples run, or it has ended.
+        """
         state = self._requests.get(request_id)
-        return state is not None and state.is_queued
+        return tuple(state.waiting_keys) if state is not None and state.waits_whole else ()
 
     def missing_keys(self, request_id: RequestId) -> tuple[BlockKey, ...]:
-        """Keys of a waiting request's full prompt blocks after those that the device holds, for a look-up in the store.
+        """Those of waiting_keys after the ones that the device holds, for a look-up in the store.
 
-        Empty when the request is not waiting any more, or when the first of them is being computed or loaded for another. A
-        block whose last token is the prompt's last token is left out: at least one token has to be computed.
+        Empty also when the first of them is being computed or loaded for another.
         """
         return self._loads.missing_keys(self._session, request_id)
 

@@ -67,6 +67,7 @@ class Sequence:
         claim: at its admission room may be taken from tiers above this; at least its tier.
         was_admitted: had a place in the batch, here or elsewhere; its prompt is paid for.
         num_preemptions: how often it lost its place to others.
+        num_lost_tokens: that were planned when it did so last.
         sample: who it is, for news.
         decode: a chunk of one token of it without a new block.
     """
@@ -91,6 +92,7 @@ class Sequence:
     claim: int = field(init=False)
     was_admitted: bool = False
     num_preemptions: int = 0
+    num_lost_tokens: int = 0
     stop_token_ids: frozenset[int] = field(init=False)
     sample: SampleId = field(init=False)
     decode: Chunk = field(init=False)

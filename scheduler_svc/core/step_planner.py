@@ -44,7 +44,7 @@ class StepPlanner:
     ):
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
-        """Planned tokens that preempted sequences lost."""
+        """Planned tokens that preempted sequences lost and did not find again when it was their turn."""
         self.cached_tokens_by_tier: Counter[str] = Counter()
         """Prompt tokens that admitted requests did not have to compute."""
         self._max_chunk_tokens = config.max_chunk_tokens
@@ -111,7 +111,7 @@ class StepPlanner:
 
     def _preempt(self, victim: Sequence, running: RunningSet) -> None:
         self.num_preemptions += 1
-        self.num_recomputed_tokens += victim.num_planned_tokens
+        victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_planned_tokens)
         running.stop(victim)
         victim.protect()
         victim.num_preemptions += 1
@@ -147,7 +147,7 @@ class StepPlanner:
                 continue
             if batch.makes(found.copy_source):
                 found = found.without_copy(sequence.table.block_size)
-            attachment = running.affordable(sequence, found)
+            attachment = running.affordable(sequence, found, is_loaded=state.has_loaded)
             if batch.num_tokens_left == 0 or running.is_full or attachment is None:
                 if not self._make_room(batch, running, sequence, found):
                     return
@@ -157,6 +157,9 @@ class StepPlanner:
             if not num_tokens:
                 return
             self._policy.admit(sequence, sequence.num_known_tokens - num_cached, num_cached)
+            self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - num_cached)
+            sequence.num_lost_tokens = 0
+            state.has_loaded = False
             sequence.was_admitted = True
             batch.add_sequence(sequence, running.start(sequence, attachment))
             batch.add_chunk(sequence, num_tokens)

@@ -42,21 +42,21 @@ class Transfers:
         self._saves.clear()
 
     def begin_load(self, prefix: list[BlockId], keys: Sequence[BlockKey], applied_step: int) -> LoadPlan | None:
-        """Takes blocks for keys that follow a prefix, and promises the keys.
+        """Takes blocks for keys that follow a prefix, and promises the keys. Blocks that no step can touch, if there are enough.
 
         Returns:
-            None: there are not enough blocks that no step can touch.
+            None: there are not enough blocks.
         """
         for block_id in prefix:
             self._pool.retain(block_id)
-        block_ids = self._pool.allocate_settled(len(keys), applied_step)
+        block_ids = self._pool.allocate_settled(len(keys), applied_step) or self._pool.allocate(len(keys))
         if block_ids is None:
             self._pool.release(prefix)
             return None
         self._pool.index.promise(keys, None)
         load_id = next(self._ids)
         self._loads[load_id] = Load(prefix, list(keys), block_ids)
-        return LoadPlan(load_id, tuple(keys), tuple(block_ids))
+        return LoadPlan(load_id, tuple(keys), tuple(block_ids), self._pool.touched_until(block_ids))
 
     def end_load(self, load_id: int, num_loaded: int) -> None:
         """Lists the loaded blocks; they are cached now, and the rest is free. Unknown ids are fine."""

@@ -10,6 +10,7 @@ from common.degraded import DegradedPaths
 from common.errors import OctavoError
 from common.ids import BlockKey, RequestId
 from octavo.types.v1.types_pb2 import PositionLogprobs
+from scheduler_svc.clients.block_store import BlockStore
 from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 from scheduler_svc.core_maker import CoreMaker, PlainCores
@@ -53,6 +54,8 @@ class Simulation:
         cores: make the core of each executor.
         config: of the engine.
         seed: of the times of steps.
+        store: of blocks; only executors that say so use it.
+        executor: makes each, by profile, index and seed.
         on_progress: called with the requests that have ended.
     """
 
@@ -63,6 +66,8 @@ class Simulation:
     cores: CoreMaker = field(default_factory=PlainCores)
     config: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting_requests=1 << 20, max_waiting_tokens=1 << 40))
     seed: int = 0
+    store: BlockStore = field(default_factory=NoStore)
+    executor: Callable[[DeviceProfile, int, int], SimulatedExecutor] = SimulatedExecutor
     on_progress: Callable[[int], None] = lambda num_ended: None
 
     def run(self) -> Outcome:
@@ -122,7 +127,7 @@ class _Run:
         self._simulation = simulation
         self._outcome = Outcome(simulation.policy, [Served(arrival) for arrival in simulation.arrivals])
         self._executors = [
-            SimulatedExecutor(simulation.profile, index, simulation.seed) for index in range(simulation.num_executors)
+            simulation.executor(simulation.profile, index, simulation.seed) for index in range(simulation.num_executors)
         ]
         self._num_ended = 0
         self._all_ended = asyncio.Event()
@@ -133,7 +138,7 @@ class _Run:
         assert isinstance(loop, VirtualTimeLoop), "time has to be virtual"
         simulation, outcome = self._simulation, self._outcome
         config = replace(simulation.config, policy=simulation.policy)
-        engine = Engine(self._executors, config, loop, NoStore(), DegradedPaths(), cores=lambda address: simulation.cores)
+        engine = Engine(self._executors, config, loop, simulation.store, DegradedPaths(), cores=lambda address: simulation.cores)
         await engine.start()
         await engine.served_model()
         start_s = loop.time()

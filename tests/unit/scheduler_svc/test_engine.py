@@ -21,7 +21,7 @@ from common.errors import (
 )
 from common.token_ids import unpack_token_ids
 from octavo.executor.v1 import executor_service_pb2 as pb
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request import FinishReason, ServiceClass
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
 from tests.unit.scheduler_svc.scripted_executor import (
@@ -306,6 +306,39 @@ async def test_blocks_of_a_request_that_finds_no_room_come_up_while_it_waits_and
         await link.answer(link.plans[1], 9)
         (load,) = [command.load_blocks for command in link.commands if command.HasField("load_blocks")]
         assert list(load.keys) == store.asked[1]
+
+
+async def test_a_preempted_request_gets_what_the_store_has_of_it_when_it_is_its_turn_again() -> None:
+    store = ScriptedStore()
+    executor = ScriptedExecutor(kv_transport="shm", num_blocks=6, max_num_seqs=1)
+    async with running(executor, store=store) as engine:
+        patient, urgent = RecordedOutput(), RecordedOutput()
+        request = make_request("patient", prompt=range(1, 21), max_tokens=5, service_class=ServiceClass.BATCH)
+        await engine.submit(request, patient)
+        await settle()
+        link = executor.links[0]
+        await link.answer(link.plans[0], 50)
+        store.tiers = ["shm"] * 5
+        request = make_request("urgent", prompt=range(90, 94), max_tokens=12, service_class=ServiceClass.INTERACTIVE)
+        await engine.submit(request, urgent)
+        await settle()
+        await link.answer(link.plans[1], 50)
+        assert len(store.asked) == 2 and len(store.asked[1]) == 5, "all of its full blocks, though the device still has them"
+        num_answered = 2
+        while not urgent.is_over:
+            await link.answer(link.plans[num_answered], 51)
+            num_answered += 1
+        while num_answered < len(link.plans):
+            await link.answer(link.plans[num_answered], 51)
+            num_answered += 1
+        (load,) = [command.load_blocks for command in link.commands if command.HasField("load_blocks")]
+        assert 0 < len(load.blocks) < 5
+        assert [block.key for block in load.blocks] == store.asked[1][-len(load.blocks) :], "those that are gone"
+        loaded = pb.BlocksLoaded(
+            load_id=load.load_id, num_loaded=len(load.blocks), num_by_tier={"shm": len(load.blocks)}, seconds=0.1
+        )
+        await link.say(pb.RunSessionResponse(blocks_loaded=loaded))
+        assert link.plans[num_answered].new_sequences[0].num_computed_tokens == 20
 
 
 async def test_a_prefetch_ends_with_its_request() -> None:

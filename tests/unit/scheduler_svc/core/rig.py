@@ -145,7 +145,7 @@ class Rig:
         assert update.stop_token_id == (tokens[-1] if reason is FinishReason.STOP else None)
 
     def begin_load(self, request_id: RequestId, num_loaded: int, *, early: bool) -> bool:
-        """Loads what the store has of the missing blocks, num_loaded at most; early: before steps in flight run."""
+        """Loads what the store has of the missing blocks, num_loaded at most; early: before steps in flight run that may."""
         num_present = 0
         for key in self.scheduler.missing_keys(request_id):
             if key not in self.store:
@@ -156,6 +156,7 @@ class Rig:
             return False
         assert len(plan.keys) == num_present
         num_loaded = min(num_loaded, num_present)
+        early = early and not any(step.step_id <= plan.after_step for step in self.plans)
         if early:
             self._write_loaded(plan, num_loaded)
         self.loads.append((plan, num_loaded, early))
@@ -163,6 +164,8 @@ class Rig:
 
     def end_load(self, position: int = 0) -> None:
         plan, num_loaded, early = self.loads.pop(position)
+        while self.plans and self.plans[0].step_id <= plan.after_step:
+            self.apply()
         if not early:
             self._write_loaded(plan, num_loaded)
         self.scheduler.end_load(plan.load_id, num_loaded, {"shm": num_loaded})

@@ -1,8 +1,10 @@
 """Who is preempted: of the younger half the one with the least work to lose, never one that has not got on since last time."""
 
+import pytest
+
 from common.ids import RequestId, SeqId
 from scheduler_svc.core.block_table import BlockTable
-from scheduler_svc.core.preemption import choose_victim
+from scheduler_svc.core.preemption import STORED_TOKEN, choose_victim, lost_tokens
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 from scheduler_svc.core.sequence import Sequence
 from tests.unit.scheduler_svc.core.rig import ROOT
@@ -39,3 +41,11 @@ def test_protected_ones_are_spared() -> None:
 
 def test_nobody_younger_is_nobody() -> None:
     assert victim_of([]) is None
+
+
+def test_tokens_that_the_store_has_cost_little() -> None:
+    stored, fresh = make_sequence(1, 48), make_sequence(2, 20)
+    stored.num_offered = 11
+    assert lost_tokens(fresh) == 20
+    assert lost_tokens(stored) == pytest.approx(4 + 44 * STORED_TOKEN)
+    assert choose_victim([make_sequence(0, 1), stored, fresh]) is stored

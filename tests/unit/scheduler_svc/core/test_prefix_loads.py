@@ -1,6 +1,7 @@
 """Blocks between the device and the store: loaded for who waits, saved once they are computed."""
 
 from common.block_hash import chain_keys
+from scheduler_svc.core.request import ServiceClass
 from tests.unit.scheduler_svc.core.rig import ROOT, Rig, make_config, sizes
 
 
@@ -68,7 +69,7 @@ def test_blocks_of_a_load_are_held_though_its_request_is_cancelled() -> None:
     rig.wind_up()
 
 
-def test_blocks_that_a_step_in_flight_may_touch_are_not_loaded_into() -> None:
+def test_blocks_that_a_step_in_flight_may_touch_are_loaded_into_after_it() -> None:
     rig = Rig(make_config(num_blocks=8, save_blocks=True))
     fill_store(rig, list(range(20)))
     runner = rig.add([9] * 20, max_tokens=9)
@@ -76,9 +77,52 @@ def test_blocks_that_a_step_in_flight_may_touch_are_not_loaded_into() -> None:
     rig.cancel(runner)
     request_id = rig.add(list(range(20)))
 
-    assert not rig.begin_load(request_id, 4, early=True)  # three blocks are untouched
-    rig.apply()
     assert rig.begin_load(request_id, 4, early=True)
+    (plan, _, early), step_id = rig.loads[0], rig.plans[0].step_id
+    assert (plan.after_step, early) == (step_id, False), "three blocks are untouched"
+    rig.end_load()
+    assert not rig.plans, "the step had run before"
+    rig.wind_up()
+
+
+def test_blocks_that_no_step_touches_are_loaded_into_at_once() -> None:
+    rig = Rig(make_config(num_blocks=12, save_blocks=True))
+    fill_store(rig, list(range(20)))
+    runner = rig.add([9] * 20, max_tokens=9)
+    rig.schedule()
+    rig.cancel(runner)
+    request_id = rig.add(list(range(20)))
+    assert rig.begin_load(request_id, 4, early=True)
+    assert rig.loads[0][0].after_step == 0
+    rig.wind_up()
+
+
+def test_a_preempted_sequence_finds_its_blocks_in_the_store() -> None:
+    rig = Rig(make_config(num_blocks=10, max_num_seqs=2, save_blocks=True))
+    victim = rig.add(list(range(20)), max_tokens=12, service_class=ServiceClass.BATCH)
+    for _ in range(6):
+        rig.schedule()
+        rig.apply()
+    while rig.take_saves(100, early=True):
+        rig.end_save()
+    urgent = rig.add([9] * 36, max_tokens=2, service_class=ServiceClass.INTERACTIVE)
+    rig.schedule()
+    rig.apply()
+    assert rig.scheduler.stats().num_preemptions == 1
+    assert rig.scheduler.next_in_line == victim
+    while urgent in rig.live_requests():
+        rig.schedule()
+        rig.apply()
+    num_waiting, num_missing = len(rig.scheduler.waiting_keys(victim)), len(rig.scheduler.missing_keys(victim))
+    assert num_waiting == 6 and num_missing > 0, "output too, but for the block of the last token"
+    assert rig.begin_load(victim, num_missing, early=True)
+    assert rig.scheduler.next_in_line is None
+    rig.end_load()
+    plan = rig.schedule()
+    assert plan is not None and [new.num_computed_tokens for new in plan.new_sequences] == [24]
+    assert rig.scheduler.stats().num_recomputed_tokens < 4
+    rig.apply()
+    assert rig.scheduler.waiting_keys(victim) == (), "it runs"
     rig.wind_up()
 
 

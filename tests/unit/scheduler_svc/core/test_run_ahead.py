@@ -137,3 +137,14 @@ def test_after_a_lost_session_nothing_is_under_way() -> None:
     policy.note_sent(ONE, 0.0)
     policy.restart()
     assert policy.due_s(7.0) == 7.0
+
+
+def test_steps_under_way_say_how_long_the_executor_is_busy() -> None:
+    executor = Executor(RunAhead(8), 0.2)
+    executor.run(200)
+    executor.policy.restart()
+    assert executor.policy.busy_s(executor.now_s) == 0.0
+    executor.policy.note_sent(ONE, executor.now_s)
+    executor.policy.note_sent(ONE, executor.now_s)
+    assert executor.policy.busy_s(executor.now_s + 0.1) == pytest.approx(0.3, rel=0.05)
+    assert executor.policy.busy_s(executor.now_s + 9.0) == 0.0
