@@ -92,6 +92,11 @@ class Decodes:
         return len(self._ranks)
 
     @property
+    def last(self) -> Sequence | None:
+        """The last in rank; None: there are none."""
+        return self._rows.sequences[-1] if self._rows.sequences else None
+
+    @property
     def num_context_tokens(self) -> int:
         """Tokens that the next step attends to."""
         return self._num_planned + len(self._ranks) * (self._ticks.count + 1)

@@ -5,6 +5,10 @@ short. But each step also pays for its decodes and for being a step, so many sho
 prompt tokens take so many times as long as all else of it. When more than a few steps' prompts wait, first tokens are late
 anyway, and what counts is how soon all are through.
 
+While somebody may come who should not have to wait, steps with prompts of others are short: a few times as long as an empty one,
+so that not more than a certain share of the time goes into being interruptible. In such steps prompts get what decodes leave; so
+fewer sequences join, until decodes and prompts are in balance.
+
 Where a running sequence has a target for the time between its tokens, that is a bound on all this: a chunk is as long as the step
 is expected to stay within it, whatever it costs the prompts.
 """
@@ -23,8 +27,12 @@ LEAST_TOKENS = 2048
 TARGET_MARGIN = 0.9
 """Of a target: the rest is for what lies between two steps, and for predictions that are short."""
 LEAST_CHUNK_TOKENS = 32
-LEAST_QUICK_TOKENS = 512
-"""Of a step that should be short for the sake of those who may come: shorter ones do too little."""
+SHORT_TIMES_EMPTY = 3.75
+"""A short step to an empty one: about a quarter of the device's time is spent on being interruptible."""
+SHORT_STEP_S = 0.01
+"""Nobody notices shorter ones."""
+LEAST_SHORT_TOKENS = 64
+"""Of a short step's prompts, however many decodes there are."""
 
 
 class PrefillBudget(Protocol):
@@ -53,6 +61,16 @@ class PrefillBudget(Protocol):
         """
         ...
 
+    def num_tokens_if_short(self, work: StepWork, begin: int, num_tokens: int) -> int:
+        """How many of a chunk's tokens a step takes that should be short, for the sake of somebody who may come.
+
+        Args:
+            work: that is in the step.
+            begin: tokens of the chunk's sequence before it.
+            num_tokens: of the chunk; at least 1.
+        """
+        ...
+
 
 class WholeSteps:
     """No limit but the step's own."""
@@ -62,6 +80,10 @@ class WholeSteps:
         return sys.maxsize
 
     def num_tokens_within(self, step_s: float, work: StepWork, begin: int, num_tokens: int) -> int:
+        """Knows no times."""
+        return num_tokens
+
+    def num_tokens_if_short(self, work: StepWork, begin: int, num_tokens: int) -> int:
         """Knows no times."""
         return num_tokens
 
@@ -107,6 +129,12 @@ class InProportion:
         if work.num_prefill_tokens:
             return fits if fits >= LEAST_CHUNK_TOKENS else 0
         return max(fits, min(num_tokens, LEAST_CHUNK_TOKENS))
+
+    def num_tokens_if_short(self, work: StepWork, begin: int, num_tokens: int) -> int:
+        """See PrefillBudget."""
+        short_s = max(SHORT_STEP_S, SHORT_TIMES_EMPTY * self._predict_s(StepWork(), 1))
+        num_within = self.num_tokens_within(short_s, work, begin, num_tokens)
+        return num_within if work.num_prefill_tokens else max(num_within, min(num_tokens, LEAST_SHORT_TOKENS))
 
     def _predict_s(self, decodes: StepWork, num_prefill_tokens: int) -> float:
         """A step of decodes and one prompt."""

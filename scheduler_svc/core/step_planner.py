@@ -19,7 +19,7 @@ from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.plan import Chunk
 from scheduler_svc.core.policies.policy import Policy
-from scheduler_svc.core.prefill_budget import LEAST_QUICK_TOKENS, PrefillBudget
+from scheduler_svc.core.prefill_budget import PrefillBudget
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.running_set import RunningSet
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
@@ -54,6 +54,7 @@ class StepPlanner:
         self._policy = policy
         self._prefill_budget = prefill_budget
         self._step_s: float | None = None  # that decodes of the step want it to take at most
+        self._has_stepped_aside = False  # in the step before
 
     def fill(self, batch: Batch, session: Session, now_s: float) -> None:
         """Puts into an empty batch what runs next. Moves sequences between waiting and running as needed."""
@@ -69,11 +70,16 @@ class StepPlanner:
             if num_tokens and sequence.status is SequenceStatus.RUNNING:
                 batch.add_chunk(sequence, num_tokens)
         self._admit(batch, session, now_s, None)
+        if batch.is_empty and self._has_stepped_aside:  # there was no room for the prompt
+            self._add_decodes(batch, running)
 
     def _add_decodes(self, batch: Batch, running: RunningSet) -> None:
-        """Those that grow may preempt others behind them. One that finds no block is left out of the step."""
+        """Those that grow may preempt others behind them. One that finds no block is left out of the step, or steps aside."""
+        prompt = self._step_aside(running)
         for sequence in running.short_of_blocks():
             if sequence.status is not SequenceStatus.RUNNING:  # preempted for one ahead of it
+                continue
+            if prompt is not None and self._policy.steps_aside(sequence, prompt):
                 continue
             table, num_known = sequence.table, sequence.num_known_tokens
             if num_known > table.num_slots and not running.grow(sequence) and not self._make_way(sequence, running):
@@ -85,17 +91,32 @@ class StepPlanner:
                 batch.with_blocks[sequence.seq_id] = Chunk(sequence.seq_id, 1, table.take_unsent(num_known))
         batch.add_decodes(running.decodes)
 
+    def _step_aside(self, running: RunningSet) -> Sequence | None:
+        """Leaves decodes out of a step with a prompt that they step aside for, but not of two steps in a row.
+
+        Returns:
+            The prompt's sequence; None: nobody steps aside.
+        """
+        prompts = () if self._has_stepped_aside else (running.begun[0] if running.begun else None, self._policy.first())
+        for prompt in prompts:
+            is_any = False
+            while prompt is not None and (last := running.decodes.last) is not None and self._policy.steps_aside(last, prompt):
+                running.stall(last)
+                is_any = True
+            if is_any:
+                self._has_stepped_aside = True
+                return prompt
+        self._has_stepped_aside = False
+        return None
+
     def _num_chunk_tokens(self, batch: Batch, sequence: Sequence, begin: int) -> int:
         """How long the sequence's next chunk is in this step, behind tokens that are computed; 0: it has to wait."""
         num_tokens = batch.room_for(min(sequence.num_known_tokens - begin, self._max_chunk_tokens))
         if num_tokens <= 1:
             return num_tokens
         work = batch.work()
-        quick_s = self._policy.longest_step_s(sequence)
-        if quick_s is not None:
-            num_within = self._prefill_budget.num_tokens_within(quick_s, work, begin, num_tokens)
-            num_least = 0 if work.num_prefill_tokens else min(num_tokens, LEAST_QUICK_TOKENS)
-            num_tokens = max(num_within, num_least)
+        if self._policy.wants_short_steps(sequence):
+            num_tokens = self._prefill_budget.num_tokens_if_short(work, begin, num_tokens)
         if num_tokens > 1 and self._step_s is not None:
             num_tokens = self._prefill_budget.num_tokens_within(self._step_s, work, begin, num_tokens)
         return num_tokens

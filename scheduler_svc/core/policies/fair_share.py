@@ -10,24 +10,24 @@ In a lane: by priority, then by the time at which the first token should be ther
 What a lane was served is counted in virtual tokens, as in "Fairness in Serving Large Language Models" (VTC, arXiv 2401.00588):
 a prompt token 1, or CACHED_TOKEN if it need not be computed, when its request is admitted; a decoded token DECODED_TOKEN; a
 block on the device BLOCK_SECOND for each second; all divided by the tenant's weight. A lane in which nobody waited is lifted to
-the class's virtual time when somebody comes: the least service of all lanes in which somebody waits. Nobody saves up a claim by
-being idle.
+CREDIT below the class's virtual time when somebody comes: the least service of all lanes in which somebody waits. Nobody saves up
+a larger claim by being idle; that much lets somebody who needs little send two requests at once and not wait for the second.
 
 The service gap. Let two lanes of a class have somebody waiting all through an interval. What they are served in it, by weight,
 differs by at most 2 * (LEAD + U), where U is the most virtual tokens that can be charged to one lane for one prompt and for
 all it has in the batch (gap_bound). Proof sketch: virtual time v never falls, because service never falls and who joins is lifted
-to v; and no lane in which somebody waits is below it. Nor is one above v + LEAD + U: at its last admission it was at v, being the
-lowest, or at v + LEAD at most, being overdue; since then it was charged for that prompt and for what runs, which is U at most.
-(Preempted sequences go before new ones of their class, so a lane never has more under way than there are seats.) So at any time
-all such lanes lie in [v, v + LEAD + U].
+to v - C at least, C being CREDIT of LEAD; and no lane in which somebody waits is below that. Nor is one above v + LEAD - C + U:
+at its last admission it was at v at most, being the lowest, or at v + LEAD - C at most, being overdue; since then it was charged
+for that prompt and for what runs, which is U at most. (Preempted sequences go before new ones of their class, so a lane never
+has more under way than there are seats.) So at any time all such lanes lie in [v - C, v - C + LEAD + U].
 
-The wait. Let somebody wait in a lane whose service is at most LEAD above v. After the class's patience without an admission the
-lane is overdue, and is ahead of everything but lanes that are overdue longer. Each of those leaves the front with one admission.
-So the next of the lane is admitted at the latest when, beginning with patience_s after the admission before, seats and blocks
-have come free for one sequence of each other lane and for it: W = patience_s + the time of that, whatever comes meanwhile. What
-was admitted because it was overdue runs in the first tier: no class takes its room away; nor does it take any from its own class
-or more urgent ones. A lane further ahead than LEAD was served that much more than others that wait; it is overdue only after they
-have caught up. Preempted sequences age one by one, in the same way.
+The wait. Let somebody wait in a lane whose service is at most LEAD - C above v. After the class's patience without an admission
+the lane is overdue, and is ahead of everything but lanes that are overdue longer. Each of those leaves the front with one
+admission. So the next of the lane is admitted at the latest when, beginning with patience_s after the admission before, seats and
+blocks have come free for one sequence of each other lane and for it: W = patience_s + the time of that, whatever comes meanwhile.
+What was admitted because it was overdue runs in the first tier: no class takes its room away; nor does it take any from its own
+class or more urgent ones. A lane further ahead than that was served that much more than others that wait; it is overdue only
+after they have caught up. Preempted sequences age one by one, in the same way.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,6 +47,8 @@ BLOCK_SECOND = 0.5
 """A context of 1,000 tokens in blocks of 16 costs a third of what its decoded tokens do at 50 a second."""
 LEAD = 32_768.0
 """Virtual tokens."""
+CREDIT = 0.25
+"""Of the lead."""
 PATIENCE_S: Mapping[ServiceClass, float] = {
     ServiceClass.INTERACTIVE: 2.0,
     ServiceClass.STANDARD: 15.0,
@@ -58,10 +60,8 @@ TTFT_TARGET_S: Mapping[ServiceClass, float] = {
     ServiceClass.BATCH: 60.0,
 }
 """For requests that name none."""
-QUICK_STEP_S = 0.02
-"""Of steps with prompts that are not urgent while urgent ones come; see longest_step_s."""
 COMING_FOR_S = 10.0
-"""After a request more like it are expected for so long."""
+"""After a request more like it are expected for so long; see wants_short_steps."""
 _FIRST_TIER = 0
 _MANY_LANES = 4096
 
@@ -97,8 +97,11 @@ class _Class:
     def __init__(self, patience_s: float):
         self.patience_s = patience_s
         self.virtual_time = 0.0
-        self.light_lane: Lane | None = None  # the last that somebody came to while nobody waited there
-        self.light_until_s = -inf
+        self._light: tuple[Lane | None, float] = (
+            None,
+            -inf,
+        )  # the last that somebody came to while nobody waited there, until when
+        self._light_before: tuple[Lane | None, float] = None, -inf  # the last other one
         self.by_service = LaneHeap(lambda lane: lane.service)
         self.by_since = LaneHeap(lambda lane: lane.since_s)
         self.resumed = SequenceHeap()  # in order of arrival
@@ -124,6 +127,17 @@ class _Class:
             found = due_s, resumed[1]
         return found
 
+    def note_light(self, lane: Lane, until_s: float) -> None:
+        """Somebody came to a lane in which nobody waited: more like it are expected."""
+        if self._light[0] is not lane:
+            self._light_before = self._light
+        self._light = lane, until_s
+
+    def expects_light(self, lane: Lane, now_s: float, credit: float) -> bool:
+        """Whether another lane should have requests soon, and has not more waiting than its credit."""
+        other, until_s = self._light_before if self._light[0] is lane else self._light
+        return other is not None and now_s <= until_s and other.num_tokens <= credit * other.weight
+
     def begin_step(self, now_s: float, lead: float) -> None:
         """Moves virtual time; a lane that is too far ahead to be overdue begins to wait anew."""
         lowest = self.by_service.first()
@@ -142,7 +156,7 @@ class FairShare:
         tenants: weights.
         cost: of preempting a sequence.
         patience_s: by class, before ageing.
-        lead: virtual tokens that a lane may be ahead and still counts as kept waiting by others.
+        lead: virtual tokens that lanes may be apart before one counts as kept waiting by others.
     """
 
     def __init__(
@@ -152,7 +166,8 @@ class FairShare:
         patience_s: Mapping[ServiceClass, float] = PATIENCE_S,
         lead: float = LEAD,
     ):
-        self._lead = lead
+        self._credit = CREDIT * lead
+        self._lead = lead - self._credit
         self._tenants = tenants
         self._cost = cost
         self._now_s = 0.0
@@ -191,9 +206,9 @@ class FairShare:
             tier.resumed_by_since.push((self._now_s, sequence.order), sequence)
             return
         if not lane.waiting:
-            lane.service = max(lane.service, waiting.virtual_time)
+            lane.service = max(lane.service, waiting.virtual_time - self._credit)
             lane.since_s = max(self._now_s, request.arrival_s)
-            waiting.light_lane, waiting.light_until_s = lane, lane.since_s + COMING_FOR_S
+            waiting.note_light(lane, lane.since_s + COMING_FOR_S)
         target_s = TTFT_TARGET_S[request.service_class] if request.ttft_target_s is None else request.ttft_target_s
         lane.waiting.push((request.priority, request.arrival_s + target_s, sequence.order), sequence)
         lane.num_tokens += sequence.num_prompt_tokens
@@ -243,18 +258,23 @@ class FairShare:
         """By what is lost, and sooner of tenants that were served more than others."""
         return choose_victim(candidates, self._cost_to_tenant)
 
-    def longest_step_s(self, sequence: Sequence) -> float | None:
+    def wants_short_steps(self, sequence: Sequence) -> bool:
         """Who comes waits for the step under way, so those whose requests come before others' have to wait for short ones.
 
         While interactive requests come, prompts of other classes make no long steps; while requests come of a tenant of which
-        nobody waits, those of tenants with a backlog in the class make none.
+        nobody waits, those of tenants with a backlog in the class make none. Whoever was overdue has given way for long enough.
         """
         request = sequence.request
+        if sequence.tier == _FIRST_TIER:
+            return False
         if request.service_class is not ServiceClass.INTERACTIVE and self._now_s <= self._interactive_until_s:
-            return QUICK_STEP_S
+            return True
         waiting, lane = self._classes[request.service_class], self._lane(request)
-        is_heavy = self._now_s <= waiting.light_until_s and waiting.light_lane is not lane and lane.waiting
-        return QUICK_STEP_S if is_heavy else None
+        return len(lane.waiting) > 0 and waiting.expects_light(lane, self._now_s, self._credit)
+
+    def steps_aside(self, sequence: Sequence, prompt: Sequence) -> bool:
+        """Batch before interactive prompts."""
+        return prompt.request.service_class is ServiceClass.INTERACTIVE and sequence.tier == ServiceClass.BATCH
 
     def num_tokens_ahead(self, request: Request) -> int:
         """More urgent classes, and of its own what its share lets by: at most all of it."""

@@ -57,8 +57,15 @@ class Policy(Protocol):
         """
         ...
 
-    def longest_step_s(self, sequence: Sequence) -> float | None:
-        """How long a step with a chunk of this sequence's prompt should take, for the sake of others; None: as long as it may."""
+    def wants_short_steps(self, sequence: Sequence) -> bool:
+        """Whether steps with a chunk of this sequence's prompt should be short, for the sake of others who may come."""
+        ...
+
+    def steps_aside(self, sequence: Sequence, prompt: Sequence) -> bool:
+        """Whether one that decodes should be left out of a step that has a chunk of another's prompt, so that it is shorter.
+
+        If it is so of one, then of all behind it in rank. It is done in every other step at most.
+        """
         ...
 
     def num_tokens_ahead(self, request: Request) -> int:

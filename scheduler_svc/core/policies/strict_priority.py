@@ -50,9 +50,13 @@ class StrictPriority:
         """See Policy."""
         return choose_victim(candidates)
 
-    def longest_step_s(self, sequence: Sequence) -> float | None:
+    def wants_short_steps(self, sequence: Sequence) -> bool:
         """See Policy."""
-        return None
+        return False
+
+    def steps_aside(self, sequence: Sequence, prompt: Sequence) -> bool:
+        """See Policy."""
+        return False
 
     def num_tokens_ahead(self, request: Request) -> int:
         """See Policy."""

@@ -1,0 +1,75 @@
+"""Whose prompts make short steps for the sake of those who may come."""
+
+from scheduler_svc.core.policies.fair_share import COMING_FOR_S, FairShare
+from scheduler_svc.core.request import ServiceClass
+from tests.unit.scheduler_svc.core.policies.machine import Machine, config
+
+
+def wants_short(machine: Machine) -> dict[str, bool]:
+    """By tenant, of those that run."""
+    return {s.request.tenant: machine.policy.wants_short_steps(s) for s in machine.running()}
+
+
+def test_prompts_of_other_classes_while_interactive_requests_come() -> None:
+    machine = Machine(config(), FairShare())
+    machine.add(4, 16, "batch", ServiceClass.BATCH)
+    machine.step()
+    assert wants_short(machine) == {"batch": False}
+    machine.add(4, 16, "chat", ServiceClass.INTERACTIVE)
+    machine.step()
+    assert wants_short(machine) == {"batch": True, "chat": False}
+    machine.now_s += COMING_FOR_S + 1.0
+    machine.add(4, 16, "batch", ServiceClass.BATCH)
+    machine.step()
+    assert wants_short(machine)["batch"] is False
+
+
+def test_prompts_of_a_tenant_with_a_backlog_while_a_tenant_without_one_comes() -> None:
+    machine = Machine(config(max_num_seqs=2), FairShare())
+    for _ in range(5):
+        machine.add(4, 16, "big", ServiceClass.STANDARD)
+    machine.step()
+    assert wants_short(machine) == {"big": False}, "nobody else is there"
+    machine.add(4, 16, "small", ServiceClass.STANDARD)
+    assert wants_short(machine) == {"big": True}
+
+
+def test_whoever_was_overdue_has_given_way_for_long_enough() -> None:
+    patience_s = dict.fromkeys(ServiceClass, 0.5)
+    machine = Machine(config(max_num_seqs=1), FairShare(patience_s=patience_s))
+    machine.add(4, 4, "chat", ServiceClass.INTERACTIVE)
+    machine.step()
+    machine.now_s += 1.0
+    machine.add(4, 16, "batch", ServiceClass.BATCH)
+    machine.now_s += 1.0
+    machine.add(4, 4, "chat", ServiceClass.INTERACTIVE)
+    while not any(s.request.tenant == "batch" for s in machine.running()):
+        machine.step()
+    assert wants_short(machine) == {"batch": False}
+
+
+def test_tenants_without_a_backlog_are_remembered_though_one_with_a_backlog_had_none_for_a_moment() -> None:
+    machine = Machine(config(max_num_seqs=2), FairShare())
+    machine.add(4, 16, "small", ServiceClass.STANDARD)
+    machine.step()
+    for _ in range(5):
+        machine.add(4, 16, "big", ServiceClass.STANDARD)
+    machine.step()
+    assert wants_short(machine) == {"big": True, "small": False}
+
+
+def test_batch_decodes_step_aside_for_interactive_prompts_in_every_other_step_at_most() -> None:
+    machine = Machine(config(num_blocks=100, max_num_seqs=100, max_chunk_tokens=8), FairShare())
+    machine.add(4, 40, "batch", ServiceClass.BATCH)
+    machine.add(4, 40, "other", ServiceClass.STANDARD)
+    machine.step()
+    machine.add(40, 2, "chat", ServiceClass.INTERACTIVE)
+    decoding = []
+    for _ in range(5):
+        plan = machine.step()
+        assert plan is not None
+        decoding.append({chunk.seq_id for chunk in plan.chunks if chunk.num_tokens == 1})
+    assert decoding == [{2}, {1, 2}, {2}, {1, 2}, {2}], "1 is the batch's"
+    plan = machine.step()
+    assert plan is not None and len(plan.chunks) == 3
+    machine.scheduler.check_integrity()
