@@ -72,7 +72,7 @@ def test_no_decision_differs_under_any_limits(
         num_blocks=max(num_blocks, -(-60 // block_size)), block_size=block_size, max_num_batched_tokens=max_num_batched_tokens,
         prefix_caching=prefix_caching, save_blocks=True, max_waiting_requests=12,
     )  # fmt: skip
-    file = record_random_life(tmp_path_factory.mktemp("rec"), config, seed, 250, run_ahead=run_ahead, policy=policy)
+    file = record_random_life(tmp_path_factory.mktemp("rec"), config, seed, 350, run_ahead=run_ahead, policy=policy)
     replay = Replay(whole_steps)
     for call in file.calls():
         replay.take(call)
