@@ -3,8 +3,8 @@
     make bench-scheduler                  256 running, 1,000, 10,000 and 100,000 waiting, each policy beside FCFS
 
 Every step samples a token for each decode; outputs end after 40 to 360 tokens, so that about one request a step ends and
-another is admitted. Time of a step is schedule() and apply(), the median of several rounds. Making tokens, which is the executor's
-work, is not in it; nor is what follows for streams, which bench.edge shows.
+another is admitted. Time of a step is schedule() and apply(), the median of several rounds. Making tokens, which is the
+executor's work, is not in it; nor is what follows for streams, which bench.edge shows.
 """
 
 import random

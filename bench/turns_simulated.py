@@ -20,7 +20,7 @@ from common.degraded import DegradedPaths
 from common.errors import OctavoError
 from common.ids import RequestId
 from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.plan import SequenceUpdate
+from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
@@ -74,11 +74,17 @@ class Answer:
 
     def push(self, update: SequenceUpdate, logprobs: Sequence[PositionLogprobs]) -> None:
         """See Output."""
-        if update.token_ids and not self.num_tokens:
-            self.first_s = self._loop.time()
-        self.num_tokens += len(update.token_ids)
+        for token_id in update.token_ids:
+            self.push_token(SampleId(update.request_id, update.seq_id, update.index), token_id)
         if update.finish_reason is not None:
             self.ended.set()
+
+    def push_token(self, sample: SampleId, token_id: int) -> bool:
+        """See Output."""
+        if not self.num_tokens:
+            self.first_s = self._loop.time()
+        self.num_tokens += 1
+        return self.is_over
 
     def fail(self, error: OctavoError) -> None:
         """See Output."""

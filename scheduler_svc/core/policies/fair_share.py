@@ -97,11 +97,9 @@ class _Class:
     def __init__(self, patience_s: float):
         self.patience_s = patience_s
         self.virtual_time = 0.0
-        self._light: tuple[Lane | None, float] = (
-            None,
-            -inf,
-        )  # the last that somebody came to while nobody waited there, until when
-        self._light_before: tuple[Lane | None, float] = None, -inf  # the last other one
+        # The last lane that somebody came to while nobody waited there, and until when more are expected; the last other one.
+        self._light: tuple[Lane | None, float] = None, -inf
+        self._light_before: tuple[Lane | None, float] = None, -inf
         self.by_service = LaneHeap(lambda lane: lane.service)
         self.by_since = LaneHeap(lambda lane: lane.since_s)
         self.resumed = SequenceHeap()  # in order of arrival

@@ -332,10 +332,10 @@ async def test_a_preempted_request_gets_what_the_store_has_of_it_when_it_is_its_
             await link.answer(link.plans[num_answered], 51)
             num_answered += 1
         (load,) = [command.load_blocks for command in link.commands if command.HasField("load_blocks")]
-        assert 0 < len(load.blocks) < 5
-        assert [block.key for block in load.blocks] == store.asked[1][-len(load.blocks) :], "those that are gone"
+        assert 0 < len(load.block_ids) < 5
+        assert list(load.keys) == store.asked[1][-len(load.block_ids) :], "those that are gone"
         loaded = pb.BlocksLoaded(
-            load_id=load.load_id, num_loaded=len(load.blocks), num_by_tier={"shm": len(load.blocks)}, seconds=0.1
+            load_id=load.load_id, num_loaded=len(load.block_ids), num_by_tier={"shm": len(load.block_ids)}, seconds=0.1
         )
         await link.say(pb.RunSessionResponse(blocks_loaded=loaded))
         assert link.plans[num_answered].new_sequences[0].num_computed_tokens == 20

@@ -22,8 +22,8 @@ from scheduler_svc.recording.start import config_of, start_of
 from tests.unit.scheduler_svc.core.rig import make_config
 
 ASKS_ONLY = {
-    "admitted_at_s", "cached_tokens", "check_integrity", "expected_wait_s", "has_work", "is_queued", "missing_keys",
-    "next_in_line", "num_clean_blocks", "num_device_tokens", "num_prefill_tokens_ahead", "num_unsaved_blocks", "stats",
+    "admitted_at_s", "cached_tokens", "check_integrity", "expected_wait_s", "has_work", "missing_keys", "next_in_line",
+    "num_clean_blocks", "num_device_tokens", "num_prefill_tokens_ahead", "num_unsaved_blocks", "stats", "waiting_keys",
 }  # fmt: skip
 """Of a scheduler: they change nothing, so a recording need not know of them."""
 NAMELESS = {"request_id", "root_key", "tenant"}
@@ -41,7 +41,7 @@ def public(kind: type) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("plain", "recorded", "asks"), [(Scheduler, RecordedScheduler, ASKS_ONLY), (RunAhead, RecordedRunAhead, set())]
+    ("plain", "recorded", "asks"), [(Scheduler, RecordedScheduler, ASKS_ONLY), (RunAhead, RecordedRunAhead, {"busy_s"})]
 )
 def test_every_call_that_changes_a_core_is_noted(plain: type, recorded: type, asks: set[str]) -> None:
     assert public(plain) == public(recorded) | asks
