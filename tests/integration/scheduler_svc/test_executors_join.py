@@ -27,6 +27,14 @@ async def add(served: Served, address: str) -> admin_pb.ExecutorStatus:
     return (await served.admin.AddExecutor(admin_pb.AddExecutorRequest(address=address))).executor
 
 
+async def told_to_leave_again(served: Served, address: str, drain_s: float) -> None:
+    """It may have gone before it hears that."""
+    try:
+        await remove(served, address, drain_s)
+    except grpc.aio.AioRpcError as error:
+        assert seen(error).code is grpc.StatusCode.INVALID_ARGUMENT and "is no executor" in str(error.details())
+
+
 async def both_connected(served: Served) -> None:
     await until(lambda: [driver.is_connected for driver in served.app.engine.drivers] == [True, True])
 
@@ -65,8 +73,8 @@ async def test_who_waits_moves_at_once_and_who_runs_ends_where_it_is(serve: Serv
         assert len(second.generations) == 5
         served.check_integrity()
         served.executors[0].executor.gate.set()
-        await until(lambda: len(served.app.engine.drivers) == 1)
-        assert first.totals.num_steps >= 10 and not first.is_connected
+        await until(lambda: len(served.app.engine.drivers) == 1 and not first.is_connected)
+        assert first.totals.num_steps >= 10
         served.executors[1].executor.gate.set()
         assert await asyncio.gather(*streams) == [continuation([*PROMPT, i], 10) for i in range(6)]
         served.check_integrity()
@@ -162,8 +170,13 @@ async def test_any_coming_and_going_leaves_the_tokens_as_they_are(serve: Serve, 
         async def come_and_go() -> None:
             for _ in range(12):
                 target = rng.choice(targets[1:])  # one stays
-                there = {driver.address for driver in served.app.engine.drivers}
-                await (remove(served, target, rng.choice([0.0, 0.02, 5.0])) if target in there else add(served, target))
+                there = {driver.address: driver for driver in served.app.engine.drivers}
+                if target not in there:
+                    await add(served, target)
+                elif served.app.engine.fleet.is_leaving(there[target]):
+                    await told_to_leave_again(served, target, rng.choice([0.0, 0.02, 5.0]))
+                else:
+                    await remove(served, target, rng.choice([0.0, 0.02, 5.0]))
                 await asyncio.sleep(rng.random() * 0.05)
 
         async def ask(i: int) -> None:
