@@ -132,7 +132,7 @@ def test_nonsense_lengths_are_refused() -> None:
 
 
 @given(num_units=st.integers(1, 200), lengths=st.lists(st.integers(1, 40), max_size=30), seed=st.integers(0, 1000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_allocate_fails_only_when_no_run_is_that_long(num_units: int, lengths: list[int], seed: int) -> None:
     buddy = BuddyAllocator(num_units)
     rng = random.Random(seed)
@@ -210,4 +210,4 @@ class BuddyMachine(RuleBasedStateMachine):
 
 
 TestBuddyMachine = BuddyMachine.TestCase
-TestBuddyMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBuddyMachine.settings = settings(max_examples=60, stateful_step_count=40)

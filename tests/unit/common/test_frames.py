@@ -12,7 +12,7 @@ FRAMES = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(frames=FRAMES, cuts=st.lists(st.integers(1, 400), min_size=1, max_size=8))
 def test_frames_come_out_whole_and_in_order(frames: list[Frame], cuts: list[int]) -> None:
     ours, theirs = socket.socketpair()

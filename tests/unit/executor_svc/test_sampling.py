@@ -209,7 +209,7 @@ def test_no_rows_give_no_tokens() -> None:
     assert Sampler(VOCAB_SIZE).sample(torch.empty(0, VOCAB_SIZE), []).token_ids == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**20))
 def test_uniform_draws_are_below_one_and_repeat(seed: int, position: int) -> None:
     number = uniform_draw(seed, position)

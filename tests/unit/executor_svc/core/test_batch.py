@@ -268,7 +268,7 @@ def test_clear_starts_a_new_session() -> None:
     assert run(state, StepPlan(1, new_sequences=[make_new(1, [1], [3])]))[1] == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_random_schedules_pack_what_a_plain_loop_packs(data: st.DataObject) -> None:
     """Whatever is scheduled, the packed arrays are those of a token-by-token loop, and no row is lost."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.degraded import DegradedPaths
@@ -218,7 +218,7 @@ def test_saved_blocks_are_in_their_places_with_their_checksums(rig: Rig, pinned:
         assert rig.copies.copies[0][2] == 3 * rig.pool.block_bytes
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1000),
     count=st.integers(0, NUM_PLACES),

@@ -158,4 +158,4 @@ class BlockStoreMachine(RuleBasedStateMachine):
 
 
 TestBlockStoreMachine = BlockStoreMachine.TestCase
-TestBlockStoreMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestBlockStoreMachine.settings = settings(max_examples=60, stateful_step_count=60)

@@ -115,7 +115,7 @@ async def test_a_segment_that_was_cut_off_has_fewer_slots(tmp_path: Path) -> Non
     await tier.close()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from("ppppfgdc"), st.integers(0, 24)), max_size=40), st.data())
 def test_after_a_crash_what_was_durable_is_there_and_nothing_is_wrong(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, int]], data: st.DataObject

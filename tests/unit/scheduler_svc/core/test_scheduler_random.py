@@ -180,7 +180,7 @@ def test_all_blocks_are_back_after_100_000_random_operations() -> None:
     run_ahead=st.integers(0, 2),
     prefix_caching=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scheduler_gives_right_outputs_under_any_limits(
     seed: int,
     num_blocks: int,

@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import Cancelled, SlowConsumer
@@ -83,7 +83,6 @@ async def test_what_has_gathered_goes_out_by_itself_when_nothing_more_comes() ->
 
 
 @given(reads=st.lists(st.booleans(), min_size=30, max_size=30), content=st.text(min_size=1, max_size=10))
-@settings(deadline=None)
 async def test_nothing_is_lost_whenever_the_reader_comes(reads: list[bool], content: str) -> None:
     out = output(2)
     deltas: list[SampleDelta] = []
@@ -172,7 +171,6 @@ async def test_a_failure_comes_after_what_was_there() -> None:
 
 
 @given(st.text("abcdé\n", max_size=40), st.lists(st.text("abcd", min_size=1, max_size=3), max_size=2), st.booleans())
-@settings(deadline=None)
 def test_a_token_by_the_short_way_does_what_an_update_does(written: str, stop: list[str], is_bounded: bool) -> None:
     long, short = (output(2, *stop, is_bounded=is_bounded) for _ in range(2))
     for token_id in TOKENIZER.encode(written):

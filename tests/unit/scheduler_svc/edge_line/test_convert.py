@@ -35,7 +35,7 @@ REQUESTS: Any = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(request=REQUESTS, first_sample=st.integers(0, 2**64 - 1))
 def test_a_request_arrives_as_it_was_sent(request: Request, first_sample: int) -> None:
     message = pb.SubmitRequest.FromString(convert.submit_message(first_sample, request).SerializeToString())

@@ -57,7 +57,7 @@ def record_random_life(
     prefix_caching=st.booleans(),
     policy=st.sampled_from(sorted(POLICIES)),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_decision_differs_under_any_limits(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,

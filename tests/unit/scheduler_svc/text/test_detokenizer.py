@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.text.detokenizer import DetokenizerFactory
@@ -21,13 +21,11 @@ def pieces(tokenizer: Tokenizer, token_ids: list[int], prompt: tuple[int, ...] =
 @TOKENIZERS
 @pytest.mark.parametrize("skip", [True, False])
 @given(token_ids=IDS)
-@settings(deadline=None)
 def test_pieces_put_together_are_the_whole_text(tokenizer: Tokenizer, skip: bool, token_ids: list[int]) -> None:
     assert "".join(pieces(tokenizer, token_ids, skip=skip)) == tokenizer.decode(token_ids, skip_special_tokens=skip)
 
 
 @given(text=st.text(max_size=40))
-@settings(deadline=None)
 def test_text_that_was_encoded_comes_back_on_whole_characters(text: str) -> None:
     found = pieces(BYTE_LEVEL, BYTE_LEVEL.encode(text))
     assert "".join(found) == text

@@ -71,7 +71,7 @@ def test_service_gap_stays_within_the_bound_over_100_000_steps() -> None:
     classes=st.sets(st.sampled_from(list(ServiceClass)), min_size=1).map(sorted),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_service_gap_stays_within_the_bound(weights: list[float], classes: list[ServiceClass], seed: int) -> None:
     check_gap(600, {f"t{i}": weight for i, weight in enumerate(weights)}, classes, seed)
 
@@ -103,7 +103,7 @@ def longest_wait_s(
 
 
 @given(num_tenants=st.integers(1, 4), overload=st.floats(0.5, 6.0), seed=st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_nobody_waits_above_w_whatever_others_do(num_tenants: int, overload: float, seed: int) -> None:
     rng = random.Random(seed)
     lanes = list(itertools.product([f"t{i}" for i in range(num_tenants)], ServiceClass))

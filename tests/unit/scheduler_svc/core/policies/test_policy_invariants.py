@@ -81,19 +81,19 @@ def run(machine: Machine, seed: int, num_steps: int, *checks: Callable[[Machine]
 
 
 @given(policy=policies, seed=seeds, num_blocks=st.integers(8, 40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_priority_inversion_on_seats_or_blocks(policy: Callable[[], Policy], seed: int, num_blocks: int) -> None:
     run(Machine(config(num_blocks=num_blocks), policy()), seed, 150, check_room_for_urgent, check_order_of_preemption)
 
 
 @given(policy=policies, seed=seeds, num_blocks=st.integers(8, 40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_work_conserving(policy: Callable[[], Policy], seed: int, num_blocks: int) -> None:
     run(Machine(config(num_blocks=num_blocks), policy()), seed, 150, check_work_conserving)
 
 
 @given(policy=policies, seed=seeds, num_blocks=st.integers(8, 40), num_seqs=st.integers(1, 6), num_tokens=st.integers(6, 40))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_memory_is_never_over_committed_and_all_ends(
     policy: Callable[[], Policy], seed: int, num_blocks: int, num_seqs: int, num_tokens: int
 ) -> None:
@@ -117,7 +117,7 @@ def test_the_same_inputs_give_the_same_plans(policy: Callable[[], Policy]) -> No
 
 
 @given(seed=seeds, num_blocks=st.integers(8, 40))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_fair_shares_of_one_tenant_in_one_class_are_first_come_first_served(seed: int, num_blocks: int) -> None:
     def plans(policy: Policy) -> list[StepPlan | None]:
         rng = random.Random(seed)
