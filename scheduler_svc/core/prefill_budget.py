@@ -27,8 +27,6 @@ LEAST_TOKENS = 2048
 TARGET_MARGIN = 0.9
 """Of a target: the rest is for what lies between two steps, and for predictions that are short."""
 LEAST_CHUNK_TOKENS = 32
-SHORT_TIMES_EMPTY = 3.75
-"""A short step to an empty one: about a quarter of the device's time is spent on being interruptible."""
 SHORT_STEP_S = 0.01
 """Nobody notices shorter ones."""
 LEAST_SHORT_TOKENS = 64
@@ -61,10 +59,11 @@ class PrefillBudget(Protocol):
         """
         ...
 
-    def num_tokens_if_short(self, work: StepWork, begin: int, num_tokens: int) -> int:
+    def num_tokens_if_short(self, times_empty: float, work: StepWork, begin: int, num_tokens: int) -> int:
         """How many of a chunk's tokens a step takes that should be short, for the sake of somebody who may come.
 
         Args:
+            times_empty: how long it should be, in empty steps.
             work: that is in the step.
             begin: tokens of the chunk's sequence before it.
             num_tokens: of the chunk; at least 1.
@@ -83,7 +82,7 @@ class WholeSteps:
         """Knows no times."""
         return num_tokens
 
-    def num_tokens_if_short(self, work: StepWork, begin: int, num_tokens: int) -> int:
+    def num_tokens_if_short(self, times_empty: float, work: StepWork, begin: int, num_tokens: int) -> int:
         """Knows no times."""
         return num_tokens
 
@@ -130,9 +129,9 @@ class InProportion:
             return fits if fits >= LEAST_CHUNK_TOKENS else 0
         return max(fits, min(num_tokens, LEAST_CHUNK_TOKENS))
 
-    def num_tokens_if_short(self, work: StepWork, begin: int, num_tokens: int) -> int:
+    def num_tokens_if_short(self, times_empty: float, work: StepWork, begin: int, num_tokens: int) -> int:
         """See PrefillBudget."""
-        short_s = max(SHORT_STEP_S, SHORT_TIMES_EMPTY * self._predict_s(StepWork(), 1))
+        short_s = max(SHORT_STEP_S, times_empty * self._predict_s(StepWork(), 1))
         num_within = self.num_tokens_within(short_s, work, begin, num_tokens)
         return num_within if work.num_prefill_tokens else max(num_within, min(num_tokens, LEAST_SHORT_TOKENS))
 

@@ -115,8 +115,9 @@ class StepPlanner:
         if num_tokens <= 1:
             return num_tokens
         work = batch.work()
-        if self._policy.wants_short_steps(sequence):
-            num_tokens = self._prefill_budget.num_tokens_if_short(work, begin, num_tokens)
+        times_empty = self._policy.longest_step(sequence)
+        if times_empty is not None:
+            num_tokens = self._prefill_budget.num_tokens_if_short(times_empty, work, begin, num_tokens)
         if num_tokens > 1 and self._step_s is not None:
             num_tokens = self._prefill_budget.num_tokens_within(self._step_s, work, begin, num_tokens)
         return num_tokens

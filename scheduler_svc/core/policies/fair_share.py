@@ -61,7 +61,15 @@ TTFT_TARGET_S: Mapping[ServiceClass, float] = {
 }
 """For requests that name none."""
 COMING_FOR_S = 10.0
-"""After a request more like it are expected for so long; see wants_short_steps."""
+"""After a request more like it are expected for so long; see longest_step."""
+BATCH_STEP = 3.75
+"""Times an empty step, with prompts of batch while interactive requests come: a quarter of the device goes into being able to
+stop."""
+BACKLOG_STEP = 6.5
+"""Times an empty step, with prompts of who has a backlog while others come: a tenth of it."""
+BACKLOG = 0.5
+"""Of the lead, by weight: a lane in which more prompt tokens wait has a backlog. Less may be a moment's burst on a device that
+has room for all, and short steps would make a queue of it."""
 _FIRST_TIER = 0
 _MANY_LANES = 4096
 
@@ -165,6 +173,7 @@ class FairShare:
         lead: float = LEAD,
     ):
         self._credit = CREDIT * lead
+        self._backlog = BACKLOG * lead
         self._lead = lead - self._credit
         self._tenants = tenants
         self._cost = cost
@@ -256,19 +265,23 @@ class FairShare:
         """By what is lost, and sooner of tenants that were served more than others."""
         return choose_victim(candidates, self._cost_to_tenant)
 
-    def wants_short_steps(self, sequence: Sequence) -> bool:
+    def longest_step(self, sequence: Sequence) -> float | None:
         """Who comes waits for the step under way, so those whose requests come before others' have to wait for short ones.
 
-        While interactive requests come, prompts of other classes make no long steps; while requests come of a tenant of which
-        nobody waits, those of tenants with a backlog in the class make none. Whoever was overdue has given way for long enough.
+        While interactive requests come, prompts of batch make none but short steps. Prompts of a tenant with a backlog make no
+        long ones while interactive requests come, or requests of a tenant of its class that has little waiting. Whoever was
+        overdue has given way for long enough.
         """
         request = sequence.request
         if sequence.tier == _FIRST_TIER:
-            return False
-        if request.service_class is not ServiceClass.INTERACTIVE and self._now_s <= self._interactive_until_s:
-            return True
+            return None
+        is_behind = request.service_class is not ServiceClass.INTERACTIVE and self._now_s <= self._interactive_until_s
+        if is_behind and request.service_class is ServiceClass.BATCH:
+            return BATCH_STEP
         waiting, lane = self._classes[request.service_class], self._lane(request)
-        return len(lane.waiting) > 0 and waiting.expects_light(lane, self._now_s, self._credit)
+        if lane.num_tokens <= self._backlog * lane.weight:
+            return None
+        return BACKLOG_STEP if is_behind or waiting.expects_light(lane, self._now_s, self._credit) else None
 
     def steps_aside(self, sequence: Sequence, prompt: Sequence) -> bool:
         """Batch before interactive prompts."""

@@ -46,9 +46,9 @@ class Fcfs:
         """See Policy."""
         return choose_victim(candidates)
 
-    def wants_short_steps(self, sequence: Sequence) -> bool:
+    def longest_step(self, sequence: Sequence) -> float | None:
         """See Policy."""
-        return False
+        return None
 
     def steps_aside(self, sequence: Sequence, prompt: Sequence) -> bool:
         """See Policy."""

@@ -57,8 +57,12 @@ class Policy(Protocol):
         """
         ...
 
-    def wants_short_steps(self, sequence: Sequence) -> bool:
-        """Whether steps with a chunk of this sequence's prompt should be short, for the sake of others who may come."""
+    def longest_step(self, sequence: Sequence) -> float | None:
+        """How long a step with a chunk of this sequence's prompt may be, for the sake of others who may come.
+
+        Returns:
+            Times an empty step; None: as long as it is.
+        """
         ...
 
     def steps_aside(self, sequence: Sequence, prompt: Sequence) -> bool:

@@ -6,7 +6,6 @@ from scheduler_svc.core.prefill_budget import (
     LEAST_SHORT_TOKENS,
     LEAST_TOKENS,
     SHORT_STEP_S,
-    SHORT_TIMES_EMPTY,
     TARGET_MARGIN,
     TIMES_ALL_ELSE,
     InProportion,
@@ -98,26 +97,26 @@ def test_a_target_that_cannot_be_kept_stops_nobody() -> None:
 
 def test_before_times_are_known_no_target_cuts_anything() -> None:
     assert InProportion(StepTimeModel(), MOST).num_tokens_within(0.001, decodes(60), 0, 8000) == 8000
-    assert InProportion(StepTimeModel(), MOST).num_tokens_if_short(decodes(60), 0, 8000) == 8000
+    assert InProportion(StepTimeModel(), MOST).num_tokens_if_short(4.0, decodes(60), 0, 8000) == 8000
 
 
 def test_a_short_step_is_a_few_times_as_long_as_an_empty_one() -> None:
     model = learned(0.004, 20e-6, 100e-6)
     work = decodes(60)
-    num_tokens = InProportion(model, MOST).num_tokens_if_short(work, 0, 8000)
+    num_tokens = InProportion(model, MOST).num_tokens_if_short(4.0, work, 0, 8000)
     beside = StepWork(num_tokens, num_tokens**2 // 2, work.num_decodes, work.num_context_tokens)
-    assert model.predict_s(beside) == pytest.approx(TARGET_MARGIN * SHORT_TIMES_EMPTY * 0.004, rel=0.1)
+    assert model.predict_s(beside) == pytest.approx(TARGET_MARGIN * 4.0 * 0.004, rel=0.1)
 
 
 def test_nobody_makes_steps_shorter_than_anybody_notices() -> None:
     model = learned(0.0005, 3e-6, 10e-6)
-    num_tokens = InProportion(model, MOST).num_tokens_if_short(decodes(20), 0, 8000)
+    num_tokens = InProportion(model, MOST).num_tokens_if_short(4.0, decodes(20), 0, 8000)
     assert num_tokens == pytest.approx((TARGET_MARGIN * SHORT_STEP_S - 0.0007) / 3e-6, rel=0.15)
 
 
 def test_decodes_that_fill_a_short_step_leave_prompts_a_little() -> None:
     budget = InProportion(learned(0.004, 20e-6, 100e-6), MOST)
-    assert budget.num_tokens_if_short(decodes(300), 0, 8000) == LEAST_SHORT_TOKENS
-    assert budget.num_tokens_if_short(decodes(300), 0, 7) == 7
+    assert budget.num_tokens_if_short(4.0, decodes(300), 0, 8000) == LEAST_SHORT_TOKENS
+    assert budget.num_tokens_if_short(4.0, decodes(300), 0, 7) == 7
     beside = StepWork(LEAST_SHORT_TOKENS, LEAST_SHORT_TOKENS**2 // 2, 300, 300_000)
-    assert budget.num_tokens_if_short(beside, 0, 8000) == 0, "once a step"
+    assert budget.num_tokens_if_short(4.0, beside, 0, 8000) == 0, "once a step"

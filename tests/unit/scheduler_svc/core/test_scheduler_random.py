@@ -47,7 +47,7 @@ class RandomBudget:
         least = 0 if work.num_prefill_tokens else 1
         return self._rng.randint(least, num_tokens)
 
-    def num_tokens_if_short(self, work: StepWork, begin: int, num_tokens: int) -> int:
+    def num_tokens_if_short(self, times_empty: float, work: StepWork, begin: int, num_tokens: int) -> int:
         return self.num_tokens_within(0.01, work, begin, num_tokens)
 
 

@@ -1,7 +1,10 @@
 """The production scheduler in virtual time: always alike, as long as steps take, and as a recording of it says."""
 
+import itertools
 import json
+import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from common.errors import StartupError
 from scheduler_svc.core.policies.choice import POLICIES
 from scheduler_svc.core.request import ServiceClass
-from scheduler_svc.simulation.arrivals import assign, at_rate, part_of, read_arrivals
+from scheduler_svc.simulation.arrivals import Arrival, assign, at_rate, part_of, read_arrivals
 from scheduler_svc.simulation.outcome import percentile, ttfts
 from scheduler_svc.simulation.profile import PROFILES, DeviceProfile
 from scheduler_svc.simulation.report import Report
@@ -60,6 +63,25 @@ def test_everybody_is_served_and_always_alike(azure: Path, policy: str) -> None:
     assert [served.num_tokens for served in one.served] == [arrival.num_output_tokens for arrival in arrivals]
     assert one.served == again.served
     assert one.end_s < 10
+
+
+def _prompt(first: int, num_tokens: int) -> tuple[int, ...]:
+    return tuple(range(first, first + num_tokens))
+
+
+def test_a_tenant_that_others_share_with_waits_hardly_longer_while_there_is_room_for_all() -> None:
+    """Short steps for the sake of the small tenant would cost a fourth of the device: as much as is free here."""
+    rng = random.Random(4)
+    times = itertools.accumulate(rng.expovariate(18.0) for _ in range(400))
+    sizes = ((min(8000, int(rng.lognormvariate(6.6, 0.9))), rng.randrange(20, 400)) for _ in itertools.count())
+    arrivals = [Arrival(at_s, n, m, partial(_prompt, i, n)) for i, (at_s, (n, m)) in enumerate(zip(times, sizes, strict=False))]
+    of_big = {}
+    for policy in ("fair", "fcfs"):
+        loads = assign(arrivals, ["big", "big", "big", "small"], [ServiceClass.STANDARD])
+        served = Simulation(list(loads), PROFILES["h200-llama-8b"], policy=policy).run().served
+        of_big[policy] = ttfts([one for one in served if one.arrival.tenant == "big"])
+    for percent in (50, 90):
+        assert percentile(of_big["fair"], percent) < 1.5 * percentile(of_big["fcfs"], percent)
 
 
 def test_prefixes_of_a_trace_are_shared(mooncake: Path) -> None:
