@@ -30,6 +30,6 @@ def process_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stor
 @pytest.fixture
 def empty_store(process_of_module: StoreProcess) -> StoreProcess:
     """Without blocks, but with the counters of the tests before. What a client holds that is just going would stay."""
-    wait_until(lambda: not process_of_module.stats().sessions)
+    wait_until(lambda: not any(session.num_leases for session in process_of_module.stats().sessions))
     process_of_module.stub.ClearBlocks(pb.ClearBlocksRequest(), timeout=10)
     return process_of_module
