@@ -51,8 +51,12 @@ def flush_device(stack: Stack) -> int:
 def test_matches_transformers_one_by_one_cold_then_warm_then_from_the_store(
     model_folder: Path, prompts: Tokens, expected: Tokens
 ) -> None:
-    """(a) one by one with a cold prefix cache, (d) again warm, (f) again after the device pool was cleared."""
-    with running_stack(StackConfig(model_folder, store_flags=("--capacity-bytes", str(3 << 30)))) as stack:
+    """(a) one by one with a cold prefix cache, (d) again warm, (f) again after the device pool was cleared.
+
+    With one thread: the store answers in time only if it has a core to do so, and what is late is computed.
+    """
+    config = StackConfig(model_folder, num_threads=1, store_flags=("--capacity-bytes", str(3 << 30)))
+    with running_stack(config) as stack:
         cold = ask_one_by_one(stack, prompts)
         check(cold, expected)
 
@@ -64,7 +68,7 @@ def test_matches_transformers_one_by_one_cold_then_warm_then_from_the_store(
 
         # What is late is computed instead, and a busy machine makes much of it late: several times, until most came in time.
         from_store = 0
-        for _ in range(6):
+        for _ in range(3):
             assert flush_device(stack) > 0
             restored = ask_one_by_one(stack, prompts)
             check(restored, expected)
