@@ -17,26 +17,17 @@ from pathlib import Path
 
 from bench import workloads
 from bench.clients import running_clients
+from bench.models import CONFIGS
 from bench.serving import Served
 from tests.e2e.stack import StackConfig
 
-_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 30016,
+_MODEL = CONFIGS["tiny"] | {
     "hidden_size": 256,
     "intermediate_size": 2048,
     "num_hidden_layers": 1,
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
-    "head_dim": 16,
     "max_position_embeddings": 65536,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.05,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
 }
 _LIMIT_S = 60.0
 

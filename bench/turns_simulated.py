@@ -10,20 +10,20 @@ import argparse
 import asyncio
 import json
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench import workloads
 from bench.simulated_store import SimulatedStore, StoringExecutor
 from common.block_hash import root_key
 from common.degraded import DegradedPaths
-from common.errors import OctavoError
 from common.ids import RequestId
-from octavo.types.v1.types_pb2 import PositionLogprobs
-from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_config import EngineConfig
+from scheduler_svc.simulation.arrivals import Arrival
+from scheduler_svc.simulation.device import SimulatedExecutor
+from scheduler_svc.simulation.outcome import Served
+from scheduler_svc.simulation.output import TimedOutput
 from scheduler_svc.simulation.profile import PROFILES, DeviceProfile
 from scheduler_svc.simulation.virtual_time import VirtualTimeLoop
 
@@ -51,45 +51,6 @@ SPEEDS = (
     StoreSpeed("load 5, save 5 GB/s", 5e9, 5e9),
     StoreSpeed("load 50, save 18 GB/s", 50e9, 18e9),
 )
-
-
-class Answer:
-    """When tokens come; an Output of generation.py."""
-
-    def __init__(self, loop: VirtualTimeLoop):
-        self.error: OctavoError | None = None
-        self.num_tokens = 0
-        self.first_s = 0.0
-        self.ended = asyncio.Event()
-        self._loop = loop
-
-    @property
-    def is_over(self) -> bool:
-        """See Output."""
-        return self.ended.is_set()
-
-    def has_ended(self, index: int) -> bool:
-        """See Output."""
-        return self.is_over
-
-    def push(self, update: SequenceUpdate, logprobs: Sequence[PositionLogprobs]) -> None:
-        """See Output."""
-        for token_id in update.token_ids:
-            self.push_token(SampleId(update.request_id, update.seq_id, update.index), token_id)
-        if update.finish_reason is not None:
-            self.ended.set()
-
-    def push_token(self, sample: SampleId, token_id: int) -> bool:
-        """See Output."""
-        if not self.num_tokens:
-            self.first_s = self._loop.time()
-        self.num_tokens += 1
-        return self.is_over
-
-    def fail(self, error: OctavoError) -> None:
-        """See Output."""
-        self.error = error
-        self.ended.set()
 
 
 class Chats:
@@ -121,19 +82,21 @@ class Chats:
         async with self._users[user]:
             history, num_output = self._histories[user], self._turns.num_output_tokens
             history += self._turns.conversations[user].new_token_ids[turn]
-            sent_s, answer = self._loop.time(), Answer(self._loop)
+            prompt, ended = tuple(history), asyncio.Event()
+            served = Served(Arrival(self._loop.time(), len(prompt), num_output, lambda: prompt))
+            output = TimedOutput(served, self._loop, ended.set)
             request = Request(
                 request_id=RequestId(f"{turn} {user}"),
-                prompt_token_ids=tuple(history),
+                prompt_token_ids=prompt,
                 sampling=SamplingParams(temperature=0.0),
                 stop=StopConditions(num_output),
                 root_key=_ROOT,
-                arrival_s=sent_s,
+                arrival_s=served.arrival.at_s,
             )
-            await self._engine.submit(request, answer)
-            await answer.ended.wait()
-            assert answer.error is None, answer.error
-            self.first_token_s[turn].append(answer.first_s - sent_s)
+            await self._engine.submit(request, output)
+            await ended.wait()
+            assert served.ttft_s is not None and not served.error, served.error
+            self.first_token_s[turn].append(served.ttft_s)
             history += [7] * num_output
         self._places.release()
 
@@ -143,11 +106,9 @@ async def run(turns: workloads.Turns, profile: DeviceProfile, speed: StoreSpeed)
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop), "time has to be virtual"
     store = SimulatedStore(speed.lookup_s)
-    executor = StoringExecutor(
-        profile, 0, 0, store, load_bytes_per_s=speed.load_bytes_per_s or 1.0, save_bytes_per_s=speed.save_bytes_per_s
-    )
-    if not speed.load_bytes_per_s:
-        executor._info.kv_transport = ""
+    rates = {"load_bytes_per_s": speed.load_bytes_per_s, "save_bytes_per_s": speed.save_bytes_per_s}
+    has_store = speed.load_bytes_per_s > 0
+    executor = StoringExecutor(profile, 0, 0, store, **rates) if has_store else SimulatedExecutor(profile, 0, 0)
     engine = Engine([executor], EngineConfig(), loop, store, DegradedPaths())
     await engine.start()
     await engine.served_model()

@@ -9,9 +9,7 @@ from common.block_hash import root_key
 from common.degraded import DegradedPaths
 from common.errors import OctavoError
 from common.ids import BlockKey, RequestId
-from octavo.types.v1.types_pb2 import PositionLogprobs
 from scheduler_svc.clients.block_store import BlockStore
-from scheduler_svc.core.plan import SampleId, SequenceUpdate
 from scheduler_svc.core.request import Request, SamplingParams, StopConditions
 from scheduler_svc.core_maker import CoreMaker, PlainCores
 from scheduler_svc.engine import Engine
@@ -19,6 +17,7 @@ from scheduler_svc.engine_config import EngineConfig
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.device import SimulatedExecutor
 from scheduler_svc.simulation.outcome import Outcome, Sample, Served
+from scheduler_svc.simulation.output import TimedOutput
 from scheduler_svc.simulation.profile import DeviceProfile
 from scheduler_svc.simulation.virtual_time import VirtualTimeLoop
 
@@ -74,50 +73,6 @@ class Simulation:
         """Runs it to the end of the last request."""
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             return runner.run(_Run(self).run())
-
-
-class _Output:
-    """Notes when tokens come; see generation.Output."""
-
-    def __init__(self, served: Served, clock: VirtualTimeLoop, on_end: Callable[[], None]):
-        self.error: OctavoError | None = None
-        self.is_over = False
-        self._served = served
-        self._clock = clock
-        self._on_end = on_end
-
-    @property
-    def num_tokens(self) -> int:
-        """Output tokens."""
-        return self._served.num_tokens
-
-    def has_ended(self, index: int) -> bool:
-        """Nothing more is wanted."""
-        return self.is_over
-
-    def push(self, update: SequenceUpdate, logprobs: Sequence[PositionLogprobs]) -> None:
-        """A token, or the end."""
-        for token_id in update.token_ids:
-            self.push_token(SampleId(update.request_id, update.seq_id, update.index), token_id)
-        if update.finish_reason is not None:
-            self._end()
-
-    def push_token(self, sample: SampleId, token_id: int) -> bool:
-        """A token."""
-        self._served.last_s = self._clock.time()
-        self._served.first_s = self._served.last_s if self._served.first_s is None else self._served.first_s
-        self._served.num_tokens += 1
-        return self.is_over
-
-    def fail(self, error: OctavoError) -> None:
-        """It failed."""
-        if not self.is_over:
-            self.error, self._served.error = error, error.reason
-            self._end()
-
-    def _end(self) -> None:
-        self.is_over = True
-        self._on_end()
 
 
 class _Run:
@@ -176,7 +131,7 @@ class _Run:
             tenant=arrival.tenant,
             service_class=arrival.service_class,
         )
-        output = _Output(served, loop, self._note_end)
+        output = TimedOutput(served, loop, self._note_end)
         try:
             await engine.submit(request, output)
         except OctavoError as error:

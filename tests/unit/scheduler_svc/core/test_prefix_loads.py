@@ -69,16 +69,20 @@ def test_blocks_of_a_load_are_held_though_its_request_is_cancelled() -> None:
     rig.wind_up()
 
 
-def test_blocks_that_a_step_in_flight_may_touch_are_loaded_into_after_it() -> None:
-    rig = Rig(make_config(num_blocks=8, save_blocks=True))
+def rig_with_a_cancelled_step_in_flight(num_blocks: int) -> tuple[Rig, int]:
+    """A step that may touch five blocks, a load into four; and the step's id."""
+    rig = Rig(make_config(num_blocks=num_blocks, save_blocks=True))
     fill_store(rig, list(range(20)))
     runner = rig.add([9] * 20, max_tokens=9)
     rig.schedule()
     rig.cancel(runner)
-    request_id = rig.add(list(range(20)))
+    assert rig.begin_load(rig.add(list(range(20))), 4, early=True)
+    return rig, rig.plans[0].step_id
 
-    assert rig.begin_load(request_id, 4, early=True)
-    (plan, _, early), step_id = rig.loads[0], rig.plans[0].step_id
+
+def test_blocks_that_a_step_in_flight_may_touch_are_loaded_into_after_it() -> None:
+    rig, step_id = rig_with_a_cancelled_step_in_flight(num_blocks=8)
+    plan, _, early = rig.loads[0]
     assert (plan.after_step, early) == (step_id, False), "three blocks are untouched"
     rig.end_load()
     assert not rig.plans, "the step had run before"
@@ -86,13 +90,7 @@ def test_blocks_that_a_step_in_flight_may_touch_are_loaded_into_after_it() -> No
 
 
 def test_blocks_that_no_step_touches_are_loaded_into_at_once() -> None:
-    rig = Rig(make_config(num_blocks=12, save_blocks=True))
-    fill_store(rig, list(range(20)))
-    runner = rig.add([9] * 20, max_tokens=9)
-    rig.schedule()
-    rig.cancel(runner)
-    request_id = rig.add(list(range(20)))
-    assert rig.begin_load(request_id, 4, early=True)
+    rig, _ = rig_with_a_cancelled_step_in_flight(num_blocks=12)
     assert rig.loads[0][0].after_step == 0
     rig.wind_up()
 
