@@ -55,12 +55,12 @@ class Results:
         updates = StepUpdates()
         failures = dict(errors)
         decodes = step.decodes
-        tokens = list(map(token_ids.get, decodes.rows.seq_ids))
-        if errors or None in tokens:
+        seq_ids = decodes.rows.seq_ids
+        if errors or not all(map(token_ids.__contains__, seq_ids)):
             for sequence in decodes.rows.sequences:
                 self._take_chunk(session, step, sequence, 1, True, token_ids, failures, updates)
         else:
-            self._take_decodes(session, step, decodes, tokens, updates)  # type: ignore[arg-type]
+            self._take_decodes(session, step, decodes, list(map(token_ids.__getitem__, seq_ids)), updates)
         for sequence, num_tokens, is_sampling in step.chunks:
             self._take_chunk(session, step, sequence, num_tokens, is_sampling, token_ids, failures, updates)
         for seq_id, message in failures.items():
